@@ -1,0 +1,235 @@
+// The holes of a pool: maximal ranges of free blocks, always coalesced, found by address or size.
+//
+// Boundary tags (Knuth, TAOCP vol. 1, 2.5) make coalescing O(1): the first block of a hole knows
+// its length, the last one knows its first. Size classes with a bitmap (two-level segregated fit,
+// Masmano et al., ECRTS 2004) find a fitting hole: lengths below 64 have a class each, longer ones
+// 32 classes per power of two. Best fit is exact: inside the first class that can fit, all holes
+// are compared. Holes of a class below 64 are all alike, so one look is enough; above, they differ
+// by at most 3 % and cannot overlap, so that the list is short. Unlike OffsetAllocator's bins, no
+// request is rounded up, so a hole that fits exactly is found.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "tagma/block_range.hpp"
+
+namespace tagma {
+
+class HoleIndex {
+ public:
+  // Addresses [0, num_blocks); block 0 is never free, so 0 serves as "none". O(num_blocks).
+  explicit HoleIndex(int32_t num_blocks)
+      : length_(static_cast<size_t>(num_blocks), 0),
+        first_(static_cast<size_t>(num_blocks), 0),
+        next_(static_cast<size_t>(num_blocks), 0),
+        prev_(static_cast<size_t>(num_blocks), 0) {
+    heads_.fill(kNullBlock);
+    bitmap_.fill(0);
+  }
+
+  // Frees a range and merges it with the holes on both sides. The caller vouches that no block of
+  // it is free already (KvAllocator checks references first). O(1).
+  void add(BlockRange range) {
+    BlockId start = range.start;
+    BlockId end = range.end();
+    num_blocks_ += range.count;
+    const BlockId left = first_[start - 1];
+    if (left != kNullBlock) {
+      unlink(left);
+      start = left;
+    }
+    if (end < static_cast<BlockId>(length_.size()) && length_[end] > 0) {
+      const int32_t right = length_[end];
+      unlink(end);
+      end += right;
+    }
+    link({start, end - start});
+  }
+
+  // Takes a sub-range out of the hole that starts at `hole_start`. O(1).
+  void carve(BlockId hole_start, BlockRange range) {
+    const BlockRange hole = hole_at(hole_start);
+    if (hole.count == 0 || range.count <= 0 || range.start < hole.start ||
+        range.end() > hole.end()) {
+      throw UsageError(message("range [", range.start, ", ", range.end(),
+                               ") is not inside the hole [", hole.start, ", ", hole.end(), ")"));
+    }
+    unlink(hole.start);
+    num_blocks_ -= range.count;
+    if (range.start > hole.start) link({hole.start, range.start - hole.start});
+    if (hole.end() > range.end()) link({range.end(), hole.end() - range.end()});
+  }
+
+  // The hole whose first block is `start`, of count 0 if there is none. O(1).
+  BlockRange hole_at(BlockId start) const {
+    if (start <= 0 || start >= static_cast<BlockId>(length_.size())) return {start, 0};
+    return {start, length_[start]};
+  }
+
+  // The shortest hole of at least `count` blocks, or count 0. O(holes in two classes of 64 or
+  // more).
+  BlockRange best_fit(int32_t count) const {
+    BlockRange best{0, 0};
+    visit_at_least(count, [&](BlockRange hole, bool new_class) {
+      if (new_class && best.count > 0) return false;
+      if (best.count == 0 || hole.count < best.count) best = hole;
+      return best.count >= kExact && best.count > count;
+    });
+    return best;
+  }
+
+  // The longest hole, or count 0. O(holes in the top class), O(1) below 64 blocks.
+  BlockRange largest() const {
+    BlockRange best{0, 0};
+    for (int word = kWords - 1; word >= 0; --word) {
+      if (bitmap_[word] == 0) continue;
+      const int top = word * 64 + 63 - __builtin_clzll(bitmap_[word]);
+      for (BlockId at = heads_[top]; at != kNullBlock; at = next_[at]) {
+        if (length_[at] > best.count) best = {at, length_[at]};
+        if (top < kExact) break;
+      }
+      break;
+    }
+    return best;
+  }
+
+  // Calls visit(hole, first_of_its_class) for holes of at least `count` blocks, class by class
+  // upwards, until it returns false. Inside a class the order is that of release, latest first.
+  template <typename Visit>
+  void visit_at_least(int32_t count, Visit&& visit) const {
+    for (int cls = next_class(size_class(count)); cls >= 0; cls = next_class(cls + 1)) {
+      bool first = true;
+      for (BlockId at = heads_[cls]; at != kNullBlock; at = next_[at]) {
+        if (length_[at] < count) continue;
+        if (!visit(BlockRange{at, length_[at]}, first)) return;
+        first = false;
+      }
+    }
+  }
+
+  // Calls visit(hole) in address order. O(num_blocks).
+  template <typename Visit>
+  void visit_by_address(Visit&& visit) const {
+    for (BlockId at = 1; at < static_cast<BlockId>(length_.size());) {
+      if (length_[at] > 0) {
+        visit(BlockRange{at, length_[at]});
+        at += length_[at];
+      } else {
+        ++at;
+      }
+    }
+  }
+
+  int32_t num_blocks() const { return num_blocks_; }
+  int32_t num_holes() const { return num_holes_; }
+  size_t memory_bytes() const {
+    return (length_.capacity() + first_.capacity() + next_.capacity() + prev_.capacity()) *
+               sizeof(int32_t) +
+           sizeof(heads_) + sizeof(bitmap_);
+  }
+
+  // Law H: tags, classes and counters describe the same maximal holes. Throws InvariantError.
+  // O(num_blocks).
+  void check_invariants() const {
+    int32_t blocks = 0;
+    int32_t holes = 0;
+    BlockId previous_end = 0;
+    visit_by_address([&](BlockRange hole) {
+      require(hole.start > previous_end, "two holes touch or overlap at", hole.start);
+      require(hole.end() <= static_cast<BlockId>(length_.size()), "a hole leaves the pool at",
+              hole.start);
+      require(first_[hole.end() - 1] == hole.start, "the end tag is wrong for", hole.start);
+      previous_end = hole.end();
+      blocks += hole.count;
+      ++holes;
+    });
+    require(blocks == num_blocks_, "free blocks counted", blocks);
+    require(holes == num_holes_, "holes counted", holes);
+    int32_t tags = 0;
+    for (BlockId first : first_) tags += first != kNullBlock ? 1 : 0;
+    require(tags == num_holes_, "end tags counted", tags);
+    int32_t listed = 0;
+    for (int cls = 0; cls < kClasses; ++cls) {
+      require((heads_[cls] != kNullBlock) == ((bitmap_[cls / 64] >> (cls % 64) & 1) != 0),
+              "the bitmap is wrong for class", cls);
+      BlockId previous = kNullBlock;
+      for (BlockId at = heads_[cls]; at != kNullBlock; at = next_[at]) {
+        require(length_[at] > 0 && size_class(length_[at]) == cls,
+                "listed in the wrong class:", at);
+        require(prev_[at] == previous, "the list of its class is broken at", at);
+        require(++listed <= num_holes_, "more listed than counted, at", at);
+        previous = at;
+      }
+    }
+    require(listed == num_holes_, "holes listed by class", listed);
+  }
+
+ private:
+  static constexpr int kExact = 64;       // lengths below this have a class of their own
+  static constexpr int kSubClasses = 32;  // classes per power of two above
+  static constexpr int kClasses = kExact + (31 - 6) * kSubClasses;
+  static constexpr int kWords = (kClasses + 63) / 64;
+
+  static int size_class(int32_t length) {
+    if (length < kExact) return length;
+    const int log2 = 31 - __builtin_clz(static_cast<uint32_t>(length));
+    const int sub = (length >> (log2 - 5)) & (kSubClasses - 1);
+    return kExact + (log2 - 6) * kSubClasses + sub;
+  }
+
+  // The first non-empty class at or above `cls`, or -1.
+  int next_class(int cls) const {
+    if (cls >= kClasses) return -1;
+    int word = cls / 64;
+    uint64_t bits = bitmap_[word] & (~uint64_t{0} << (cls % 64));
+    while (bits == 0) {
+      if (++word == kWords) return -1;
+      bits = bitmap_[word];
+    }
+    return word * 64 + __builtin_ctzll(bits);
+  }
+
+  void link(BlockRange hole) {
+    length_[hole.start] = hole.count;
+    first_[hole.end() - 1] = hole.start;
+    const int cls = size_class(hole.count);
+    next_[hole.start] = heads_[cls];
+    prev_[hole.start] = kNullBlock;
+    if (heads_[cls] != kNullBlock) prev_[heads_[cls]] = hole.start;
+    heads_[cls] = hole.start;
+    bitmap_[cls / 64] |= uint64_t{1} << (cls % 64);
+    ++num_holes_;
+  }
+
+  void unlink(BlockId start) {
+    const int32_t length = length_[start];
+    const int cls = size_class(length);
+    if (prev_[start] != kNullBlock) {
+      next_[prev_[start]] = next_[start];
+    } else {
+      heads_[cls] = next_[start];
+      if (heads_[cls] == kNullBlock) bitmap_[cls / 64] &= ~(uint64_t{1} << (cls % 64));
+    }
+    if (next_[start] != kNullBlock) prev_[next_[start]] = prev_[start];
+    length_[start] = 0;
+    first_[start + length - 1] = kNullBlock;
+    --num_holes_;
+  }
+
+  static void require(bool holds, const char* what, int64_t value) {
+    if (!holds) throw InvariantError(message("law H (holes): ", what, " ", value));
+  }
+
+  std::vector<int32_t> length_;  // [block] length of the hole that starts here, else 0
+  std::vector<BlockId> first_;   // [block] first block of the hole that ends here, else 0
+  std::vector<BlockId> next_;    // [first block of a hole] next hole of its class
+  std::vector<BlockId> prev_;
+  std::array<BlockId, kClasses> heads_;
+  std::array<uint64_t, kWords> bitmap_;
+  int32_t num_blocks_ = 0;
+  int32_t num_holes_ = 0;
+};
+
+}  // namespace tagma

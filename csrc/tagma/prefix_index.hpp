@@ -1,0 +1,216 @@
+// Prefix index: block hash -> cached block.
+//
+// vLLM's block hash covers the whole prefix (it is chained), so equal hashes mean equal prefixes,
+// salt, LoRA and multimodal inputs included. Keys are compared in full; nothing is truncated.
+//
+// Several blocks can carry one hash (two requests computed the same prefix at the same time). As in
+// vLLM none is dropped, and a look-up returns the one published first.
+//
+// Open addressing with linear probing and backward-shift deletion (Knuth, TAOCP vol. 3, 6.4
+// algorithm R): 4 bytes a slot, keys stored per block, no allocation after construction.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "tagma/block_range.hpp"
+
+namespace tagma {
+
+class PrefixIndex {
+ public:
+  static constexpr size_t kMaxKeyBytes = 32;  // SHA-256; vLLM's other hashes are shorter
+
+  // `seed` makes the slot order unpredictable, so that prompts cannot be chosen to collide.
+  PrefixIndex(int32_t num_blocks, uint64_t seed)
+      : seed_(seed | 1),
+        keys_(static_cast<size_t>(num_blocks) * kMaxKeyBytes, 0),
+        next_same_(static_cast<size_t>(num_blocks), kNullBlock),
+        prev_same_(static_cast<size_t>(num_blocks), kNullBlock) {
+    size_t slots = 16;
+    while (slots < 2 * static_cast<size_t>(num_blocks)) slots *= 2;
+    slots_.assign(slots, kNullBlock);
+  }
+
+  // Fixes the key length, once; all keys of a pool have the same. Throws UsageError otherwise.
+  void set_key_bytes(size_t bytes) {
+    if (bytes == key_bytes_ && bytes != 0) return;
+    if (key_bytes_ != 0 || bytes == 0 || bytes > kMaxKeyBytes) {
+      throw UsageError(message("a block hash of ", bytes, " bytes; this pool's have ",
+                               key_bytes_ == 0 ? kMaxKeyBytes : key_bytes_,
+                               key_bytes_ == 0 ? " at most" : ""));
+    }
+    key_bytes_ = bytes;
+  }
+
+  // The block published first under this key, or the null block. Expected O(1).
+  BlockId find(const uint8_t* key) const {
+    if (size_ == 0) return kNullBlock;
+    for (size_t slot = home(key);; slot = next(slot)) {
+      const BlockId block = slots_[slot];
+      if (block == kNullBlock || equal(block, key)) return block;
+    }
+  }
+
+  // find(), asking the block behind `previous` first: in a pool of ranges it nearly always is the
+  // answer, and costs one comparison and no probe.
+  BlockId find_behind(BlockId previous, const uint8_t* key) const {
+    const size_t guess = static_cast<size_t>(previous) + 1;
+    if (previous != kNullBlock && guess < prev_same_.size() &&
+        is_first(static_cast<BlockId>(guess)) && equal(static_cast<BlockId>(guess), key)) {
+      return static_cast<BlockId>(guess);
+    }
+    return find(key);
+  }
+
+  // Publishes a block under a key. Throws UsageError if it carries one already or the key length
+  // is not known yet. Expected O(1).
+  void insert(BlockId block, const uint8_t* key) {
+    if (key_bytes_ == 0) throw UsageError("publish before set_key_bytes()");
+    if (contains(block)) throw UsageError(message("block ", block, " is published already"));
+    std::memcpy(&keys_[static_cast<size_t>(block) * kMaxKeyBytes], key, key_bytes_);
+    size_t slot = home(key);
+    while (slots_[slot] != kNullBlock && !equal(slots_[slot], key)) slot = next(slot);
+    const BlockId head = slots_[slot];
+    if (head == kNullBlock) {
+      slots_[slot] = block;
+      prev_same_[block] = block;
+      ++num_keys_;
+    } else {
+      const BlockId last = prev_same_[head];  // the head's "previous" is the last of its list
+      next_same_[last] = block;
+      prev_same_[block] = last;
+      prev_same_[head] = block;
+    }
+    next_same_[block] = kNullBlock;
+    ++size_;
+  }
+
+  // Withdraws a published block. Throws UsageError if it carries no key. Expected O(1).
+  void erase(BlockId block) {
+    if (!contains(block)) throw UsageError(message("block ", block, " is not published"));
+    const BlockId after = next_same_[block];
+    const BlockId before = prev_same_[block];
+    if (is_first(block)) {
+      const size_t slot = slot_of(block);
+      if (after == kNullBlock) {
+        remove_slot(slot);
+        --num_keys_;
+      } else {
+        slots_[slot] = after;
+        prev_same_[after] = before;
+      }
+    } else {
+      next_same_[before] = after;
+      // The list's last block is known to its head only.
+      prev_same_[after == kNullBlock ? slots_[slot_of(block)] : after] = before;
+    }
+    next_same_[block] = kNullBlock;
+    prev_same_[block] = kNullBlock;
+    --size_;
+  }
+
+  // Withdraws everything. O(num_blocks).
+  void clear() {
+    std::fill(slots_.begin(), slots_.end(), kNullBlock);
+    std::fill(next_same_.begin(), next_same_.end(), kNullBlock);
+    std::fill(prev_same_.begin(), prev_same_.end(), kNullBlock);
+    size_ = 0;
+    num_keys_ = 0;
+  }
+
+  bool contains(BlockId block) const { return prev_same_[block] != kNullBlock; }
+  // The key of a published block, key_bytes() long.
+  const uint8_t* key(BlockId block) const {
+    return &keys_[static_cast<size_t>(block) * kMaxKeyBytes];
+  }
+  size_t key_bytes() const { return key_bytes_; }
+  int32_t size() const { return size_; }          // published blocks
+  int32_t num_keys() const { return num_keys_; }  // distinct keys
+
+  size_t memory_bytes() const {
+    return keys_.capacity() +
+           (slots_.capacity() + next_same_.capacity() + prev_same_.capacity()) * sizeof(BlockId);
+  }
+
+  // Law P: every published block is reachable from its key, in publication lists that agree both
+  // ways, and nothing else is. Throws InvariantError. O(slots).
+  void check_invariants() const {
+    int32_t blocks = 0;
+    int32_t keys = 0;
+    for (const BlockId head : slots_) {
+      if (head == kNullBlock) continue;
+      ++keys;
+      require(is_first(head), "a slot names a block that is not the first of its key:", head);
+      require(find(key(head)) == head, "unreachable from its key: block", head);
+      BlockId before = prev_same_[head];
+      for (BlockId b = head; b != kNullBlock; b = next_same_[b]) {
+        require(equal(b, key(head)), "two keys in one list at block", b);
+        require(prev_same_[b] == before, "a list broken at block", b);
+        before = b;
+        require(++blocks <= size_, "a cycle or a stray block at", b);
+      }
+      require(prev_same_[head] == before, "the last block is not known to", head);
+    }
+    int32_t published = 0;
+    for (const BlockId b : prev_same_) published += b != kNullBlock ? 1 : 0;
+    require(blocks == size_ && published == size_, "published blocks counted", published);
+    require(keys == num_keys_, "keys counted", keys);
+  }
+
+ private:
+  bool is_first(BlockId block) const {
+    const BlockId before = prev_same_[block];
+    return before != kNullBlock && next_same_[before] == kNullBlock;
+  }
+
+  bool equal(BlockId block, const uint8_t* other) const {
+    return std::memcmp(key(block), other, key_bytes_) == 0;
+  }
+
+  size_t home(const uint8_t* key) const {
+    uint64_t word = 0;
+    std::memcpy(&word, key, key_bytes_ < sizeof(word) ? key_bytes_ : sizeof(word));
+    word = (word ^ seed_) * 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
+    return static_cast<size_t>(word >> 32) & (slots_.size() - 1);
+  }
+
+  size_t next(size_t slot) const { return (slot + 1) & (slots_.size() - 1); }
+
+  size_t slot_of(BlockId block) const {
+    size_t slot = home(key(block));
+    while (!equal(slots_[slot], key(block))) slot = next(slot);
+    return slot;
+  }
+
+  // Closes the gap so that no later entry of the cluster becomes unreachable.
+  void remove_slot(size_t gap) {
+    for (size_t at = next(gap); slots_[at] != kNullBlock; at = next(at)) {
+      const size_t from = home(key(slots_[at]));
+      // Movable unless its home lies cyclically in (gap, at].
+      if (((at - from) & (slots_.size() - 1)) >= ((at - gap) & (slots_.size() - 1))) {
+        slots_[gap] = slots_[at];
+        gap = at;
+      }
+    }
+    slots_[gap] = kNullBlock;
+  }
+
+  static void require(bool holds, const char* what, int64_t value) {
+    if (!holds) throw InvariantError(message("law P (prefix index): ", what, " ", value));
+  }
+
+  uint64_t seed_;
+  size_t key_bytes_ = 0;
+  std::vector<uint8_t> keys_;       // [block][kMaxKeyBytes]
+  std::vector<BlockId> slots_;      // first block of a key, or the null block
+  std::vector<BlockId> next_same_;  // [block] the next published under the same key
+  std::vector<BlockId>
+      prev_same_;  // [block] the one before; of the first: the last; 0: unpublished
+  int32_t size_ = 0;
+  int32_t num_keys_ = 0;
+};
+
+}  // namespace tagma
