@@ -1,0 +1,247 @@
+// PrefixIndex against std::map: every short sequence on keys that all collide, random runs for each
+// kind of key, and duplicates in the order of their publication.
+#include "tagma/prefix_index.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/check.hpp"
+#include "tests/exhaustive.hpp"
+
+namespace {
+
+using tagma::BlockId;
+using tagma::kNullBlock;
+using tagma::PrefixIndex;
+using tagma::UsageError;
+
+const uint8_t* bytes(const std::string& key) {
+  return reinterpret_cast<const uint8_t*>(key.data());
+}
+
+// The index beside the map it must equal.
+class Pair {
+ public:
+  Pair(int32_t num_blocks, size_t key_bytes, uint64_t seed) : index(num_blocks, seed) {
+    index.set_key_bytes(key_bytes);
+  }
+
+  void insert(BlockId block, const std::string& key) {
+    index.insert(block, bytes(key));
+    blocks_of[key].push_back(block);
+    key_of[block] = key;
+  }
+
+  void erase(BlockId block) {
+    index.erase(block);
+    const std::string key = key_of.at(block);
+    std::vector<BlockId>& list = blocks_of[key];
+    list.erase(std::find(list.begin(), list.end(), block));
+    if (list.empty()) blocks_of.erase(key);
+    key_of.erase(block);
+  }
+
+  BlockId expected(const std::string& key) const {
+    const auto found = blocks_of.find(key);
+    return found == blocks_of.end() ? kNullBlock : found->second.front();
+  }
+
+  void compare(const std::vector<std::string>& keys, int32_t num_blocks) const {
+    index.check_invariants();
+    CHECK(index.size() == static_cast<int32_t>(key_of.size()));
+    CHECK(index.num_keys() == static_cast<int32_t>(blocks_of.size()));
+    for (const std::string& key : keys) {
+      CHECK(index.find(bytes(key)) == expected(key));
+      for (BlockId previous = 0; previous < num_blocks; ++previous) {
+        CHECK(index.find_behind(previous, bytes(key)) == expected(key));
+      }
+    }
+    for (BlockId b = 1; b < num_blocks; ++b) {
+      const auto found = key_of.find(b);
+      CHECK(index.contains(b) == (found != key_of.end()));
+      if (found == key_of.end()) continue;
+      CHECK(std::string(reinterpret_cast<const char*>(index.key(b)), index.key_bytes()) ==
+            found->second);
+    }
+  }
+
+  PrefixIndex index;
+  std::map<std::string, std::vector<BlockId>> blocks_of;  // in order of publication
+  std::map<BlockId, std::string> key_of;
+};
+
+// 32 bytes whose first eight, the only ones that choose a slot, are the same for all.
+std::string colliding_key(int i) {
+  std::string key(32, 'x');
+  key[8] = static_cast<char>(i);
+  key[31] = static_cast<char>(i >> 8);
+  return key;
+}
+
+// Keys with homes all over the table: the first bytes differ.
+std::string spread_key(size_t key_bytes, uint64_t i) {
+  std::string key(key_bytes, '\0');
+  for (size_t at = 0; at < key_bytes; ++at) {
+    key[at] = static_cast<char>(at < 8 ? i >> (8 * at) : i * 31 + at);
+  }
+  return key;
+}
+
+void every_short_sequence_on_colliding_keys() {
+  constexpr int32_t kBlocks = 5;
+  const std::vector<std::string> keys = {colliding_key(0), colliding_key(1), colliding_key(2)};
+  Choices choices;
+  int64_t sequences = 0;
+  do {
+    Pair pair(kBlocks, 32, 7);
+    for (int step = 0; step < 6; ++step) {
+      // A published block can be withdrawn; the first one that is not gets one of the keys.
+      std::vector<BlockId> published;
+      BlockId fresh = kNullBlock;
+      for (BlockId b = kBlocks - 1; b >= 1; --b) {
+        if (pair.key_of.count(b) > 0) {
+          published.push_back(b);
+        } else {
+          fresh = b;
+        }
+      }
+      const int inserts = fresh == kNullBlock ? 0 : 3;
+      const int choice = choices.choose(inserts + static_cast<int>(published.size()));
+      if (choice < inserts) {
+        pair.insert(fresh, keys[static_cast<size_t>(choice)]);
+      } else {
+        pair.erase(published[static_cast<size_t>(choice - inserts)]);
+      }
+      if (choices.fresh()) pair.compare(keys, kBlocks);
+    }
+    ++sequences;
+  } while (choices.next());
+  std::printf("  %lld sequences\n", static_cast<long long>(sequences));
+}
+
+void random_runs_agree_with_a_map() {
+  for (const size_t key_bytes : {1, 2, 4, 7, 8, 9, 16, 20, 31, 32}) {
+    for (const bool collide : {false, true}) {
+      if (collide && key_bytes < 32) continue;
+      constexpr int32_t kBlocks = 40;
+      std::mt19937_64 random(key_bytes * 2 + (collide ? 1 : 0));
+      std::vector<std::string> keys;
+      for (int i = 0; i < 30; ++i) {
+        keys.push_back(collide ? colliding_key(i) : spread_key(key_bytes, random() % 100000));
+      }
+      Pair pair(kBlocks, key_bytes, random());
+      for (int step = 0; step < 3000; ++step) {
+        const BlockId block = 1 + static_cast<BlockId>(random() % (kBlocks - 1));
+        // Mostly full and mostly empty by turns.
+        const bool filling = step / 200 % 2 == 0;
+        if (pair.key_of.count(block) == 0 && random() % 4 < (filling ? 3U : 1U)) {
+          pair.insert(block, keys[random() % keys.size()]);
+        } else if (pair.key_of.count(block) > 0 && random() % 4 < (filling ? 1U : 3U)) {
+          pair.erase(block);
+        }
+        if (step % 10 == 0) pair.compare(keys, kBlocks);
+      }
+      pair.index.clear();
+      pair.blocks_of.clear();
+      pair.key_of.clear();
+      pair.compare(keys, kBlocks);
+    }
+  }
+}
+
+// All blocks published, in tables of every fill up to the largest: clusters wrap around its end.
+void full_indexes_stay_searchable() {
+  for (int32_t num_blocks = 2; num_blocks <= 130; ++num_blocks) {
+    Pair pair(num_blocks, 16, static_cast<uint64_t>(num_blocks));
+    std::vector<std::string> keys;
+    for (BlockId b = 1; b < num_blocks; ++b) {
+      keys.push_back(spread_key(16, static_cast<uint64_t>(b) * 0x9E3779B97F4A7C15u));
+      pair.insert(b, keys.back());
+    }
+    for (const std::string& key : keys) CHECK(pair.index.find(bytes(key)) == pair.expected(key));
+    CHECK(pair.index.find(bytes(spread_key(16, 1))) == kNullBlock);
+    for (BlockId b = 1; b < num_blocks; b += 2) pair.erase(b);
+    pair.index.check_invariants();
+    for (const std::string& key : keys) CHECK(pair.index.find(bytes(key)) == pair.expected(key));
+  }
+}
+
+void duplicates_are_found_in_order_of_publication() {
+  const std::string key = colliding_key(1);
+  for (int first = 0; first < 4; ++first) {
+    for (int second = 0; second < 4; ++second) {
+      Pair pair(10, 32, 3);
+      pair.insert(9, colliding_key(0));
+      for (const BlockId b : {5, 2, 7, 3}) pair.insert(b, key);
+      CHECK(pair.index.find(bytes(key)) == 5);
+      const std::vector<BlockId> order = {5, 2, 7, 3};
+      pair.erase(order[static_cast<size_t>(first)]);
+      pair.compare({key, colliding_key(0)}, 10);
+      if (second != first) pair.erase(order[static_cast<size_t>(second)]);
+      pair.compare({key, colliding_key(0)}, 10);
+      pair.insert(8, key);  // behind those that are left
+      pair.compare({key, colliding_key(0)}, 10);
+      while (pair.expected(key) != kNullBlock) {
+        pair.erase(pair.expected(key));
+        pair.compare({key, colliding_key(0)}, 10);
+      }
+    }
+  }
+}
+
+void keys_are_compared_in_full() {
+  for (size_t at = 0; at < 32; ++at) {
+    Pair pair(4, 32, 1);
+    std::string key(32, 'k');
+    pair.insert(1, key);
+    std::string other = key;
+    other[at] ^= 1;
+    CHECK(pair.index.find(bytes(other)) == kNullBlock);
+    CHECK(pair.index.find(bytes(key)) == 1);
+    pair.insert(2, other);
+    CHECK(pair.index.find(bytes(other)) == 2);
+    CHECK(pair.index.find(bytes(key)) == 1);
+  }
+}
+
+void misuse_is_refused_and_changes_nothing() {
+  PrefixIndex index(8, 1);
+  const std::string key = colliding_key(0);
+  CHECK(index.find(bytes(key)) == kNullBlock);
+  CHECK_THROWS(index.insert(1, bytes(key)), UsageError);  // no key length yet
+  CHECK_THROWS(index.set_key_bytes(0), UsageError);
+  CHECK_THROWS(index.set_key_bytes(33), UsageError);
+  CHECK(index.key_bytes() == 0);
+  index.set_key_bytes(32);
+  index.set_key_bytes(32);
+  CHECK_THROWS(index.set_key_bytes(0), UsageError);
+  CHECK_THROWS(index.set_key_bytes(16), UsageError);
+  CHECK(index.key_bytes() == 32);
+  index.insert(1, bytes(key));
+  CHECK_THROWS(index.insert(1, bytes(colliding_key(1))), UsageError);
+  CHECK(index.find(bytes(key)) == 1);
+  CHECK_THROWS(index.erase(2), UsageError);
+  index.erase(1);
+  CHECK_THROWS(index.erase(1), UsageError);
+  CHECK(index.size() == 0 && index.num_keys() == 0);
+  index.check_invariants();
+}
+
+}  // namespace
+
+int main() {
+  return run_tests({
+      {"every short sequence on colliding keys", every_short_sequence_on_colliding_keys},
+      {"random runs agree with a map", random_runs_agree_with_a_map},
+      {"full indexes stay searchable", full_indexes_stay_searchable},
+      {"duplicates are found in order of publication",
+       duplicates_are_found_in_order_of_publication},
+      {"keys are compared in full", keys_are_compared_in_full},
+      {"misuse is refused and changes nothing", misuse_is_refused_and_changes_nothing},
+  });
+}
