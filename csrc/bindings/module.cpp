@@ -1,0 +1,33 @@
+// The extension module vllm_tagma._native: one file a type, all of them thin.
+#include "bindings/block_ranges.hpp"
+#include "bindings/py_util.hpp"
+
+int add_bench(PyObject* module);
+int add_coord_map(PyObject* module);
+int add_pool(PyObject* module);
+int add_range_table(PyObject* module);
+
+namespace {
+
+PyModuleDef g_module = {PyModuleDef_HEAD_INIT,
+                        "_native",
+                        "C++17 core of vllm-tagma: KV-cache blocks addressed by range.",
+                        -1,
+                        nullptr,
+                        nullptr,
+                        nullptr,
+                        nullptr,
+                        nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__native() {
+  PyObject* module = PyModule_Create(&g_module);
+  if (module == nullptr) return nullptr;
+  if (add_block_ranges(module) < 0 || add_coord_map(module) < 0 || add_pool(module) < 0 ||
+      add_range_table(module) < 0 || add_bench(module) < 0) {
+    Py_DECREF(module);
+    return nullptr;
+  }
+  return module;
+}

@@ -1,0 +1,227 @@
+// RangeTable for Python: the worker's table of ranges over numpy buffers.
+//
+// Buffers are borrowed for the length of a call and never kept. The GIL is held throughout: mapping
+// 4096 tokens takes a few microseconds, and letting go of it would allow another thread to change
+// the rows being read.
+#include "tagma/range_table.hpp"
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "bindings/py_util.hpp"
+
+int add_range_table(PyObject* module);
+
+namespace {
+
+using tagma::BlockId;
+using tagma::RangeTable;
+using tagma::UsageError;
+using namespace tagma::py;
+
+struct RangeTableObject {
+  PyObject ob_base;
+  RangeTable* table;
+};
+
+RangeTable& table_of(PyObject* self) { return *reinterpret_cast<RangeTableObject*>(self)->table; }
+
+// A one-dimensional contiguous buffer of T, held for the length of a call.
+template <typename T>
+class Vector {
+ public:
+  Vector(PyObject* object, const char* name, int flags = PyBUF_SIMPLE) {
+    if (PyObject_GetBuffer(object, &view_, flags | PyBUF_FORMAT | PyBUF_STRIDES) != 0) {
+      throw PythonError{};
+    }
+    if (view_.ndim != 1 || !holds_t()) {
+      PyErr_Format(PyExc_TypeError, "%s must be one-dimensional int%d, got %d dimensions of '%s'",
+                   name, static_cast<int>(sizeof(T) * 8), view_.ndim, view_.format);
+      fail();
+    }
+    if (size() > 1 && view_.strides[0] != static_cast<Py_ssize_t>(sizeof(T))) {
+      PyErr_Format(PyExc_TypeError, "%s must be contiguous, got a stride of %zd bytes", name,
+                   view_.strides[0]);
+      fail();
+    }
+  }
+  Vector(const Vector&) = delete;
+  Vector& operator=(const Vector&) = delete;
+  ~Vector() { PyBuffer_Release(&view_); }
+
+  T* data() const { return static_cast<T*>(view_.buf); }
+  Py_ssize_t size() const { return view_.shape[0]; }
+
+ private:
+  // Native signed integers only; "l" and "q" both name int64 on the platforms built for.
+  bool holds_t() const {
+    return view_.itemsize == static_cast<Py_ssize_t>(sizeof(T)) && std::strlen(view_.format) == 1 &&
+           std::strchr("ilq", view_.format[0]) != nullptr;
+  }
+
+  [[noreturn]] void fail() {
+    PyBuffer_Release(&view_);
+    throw PythonError{};
+  }
+
+  Py_buffer view_{};
+};
+
+std::vector<BlockId> read_list(PyObject* list) {
+  const Py_ssize_t count = PyList_Size(list);
+  std::vector<BlockId> ids;
+  ids.reserve(static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    ids.push_back(to_int32(checked(PyList_GetItem(list, i))));  // the item is borrowed
+  }
+  return ids;
+}
+
+void append_ids(PyObject* self, int32_t row, PyObject* ids) {
+  if (PyList_Check(ids)) {
+    const std::vector<BlockId> values = read_list(ids);
+    table_of(self).append(row, values.data(), static_cast<int64_t>(values.size()));
+  } else {
+    const Vector<BlockId> buffer(ids, "ids");
+    table_of(self).append(row, buffer.data(), buffer.size());
+  }
+}
+
+PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  return guarded([&]() -> PyObject* {
+    static const char* const names[] = {"max_rows", "max_ranges", nullptr};
+    int max_rows = 0;
+    int max_ranges = tagma::kDefaultMaxRanges;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|i:RangeTable", const_cast<char**>(names),
+                                     &max_rows, &max_ranges)) {
+      throw PythonError{};
+    }
+    auto table = std::make_unique<RangeTable>(max_rows, max_ranges);
+    PyObject* self = checked(PyType_GenericAlloc(type, 0));
+    reinterpret_cast<RangeTableObject*>(self)->table = table.release();
+    return self;
+  });
+}
+
+void dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  delete reinterpret_cast<RangeTableObject*>(self)->table;
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+PyObject* append(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    check_nargs("append", nargs, 2);
+    try {
+      append_ids(self, to_int32(args[0]), args[1]);
+    } catch (const tagma::RangeCapError& error) {
+      // args = (message, row, needed, cap): the Python face builds its own error from the numbers.
+      PyRef numbers(checked(Py_BuildValue("(siLi)", error.what(), error.row(),
+                                          static_cast<long long>(error.needed()), error.cap())));
+      PyErr_SetObject(PyExc_RuntimeError, numbers.get());
+      throw PythonError{};
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* clear(PyObject* self, PyObject* row) {
+  return guarded([&]() -> PyObject* {
+    table_of(self).clear(to_int32(row));
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* move(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    check_nargs("move", nargs, 2);
+    table_of(self).move(to_int32(args[0]), to_int32(args[1]));
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* swap(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    check_nargs("swap", nargs, 2);
+    table_of(self).swap(to_int32(args[0]), to_int32(args[1]));
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* num_ranges(PyObject* self, PyObject* row) {
+  return guarded([&] { return PyLong_FromLong(table_of(self).num_ranges(to_int32(row))); });
+}
+
+PyObject* num_blocks(PyObject* self, PyObject* row) {
+  return guarded([&] { return PyLong_FromLong(table_of(self).num_blocks(to_int32(row))); });
+}
+
+PyObject* ranges(PyObject* self, PyObject* arg) {
+  return guarded([&]() -> PyObject* {
+    const int32_t row = to_int32(arg);
+    const RangeTable& table = table_of(self);
+    const int32_t count = table.num_ranges(row);
+    PyRef list(checked(PyList_New(count)));
+    for (int32_t i = 0; i < count; ++i) {
+      const tagma::BlockRange range = table.range(row, i);
+      PyObject* pair = checked(Py_BuildValue("(ii)", range.start, range.count));
+      if (PyList_SetItem(list.get(), i, pair) != 0) throw PythonError{};
+    }
+    return list.release();
+  });
+}
+
+PyObject* compute_slots(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&] {
+    check_nargs("compute_slots", nargs, 6);
+    const int32_t num_reqs = to_int32(args[0]);
+    const Vector<int32_t> starts(args[1], "query_start_loc");
+    const Vector<int64_t> positions(args[2], "positions");
+    const Vector<int64_t> out(args[3], "out", PyBUF_WRITABLE);
+    const int64_t pad_to = to_int64(args[4]);
+    if (num_reqs < 0 || starts.size() <= num_reqs) {
+      throw UsageError(tagma::message("query_start_loc has ", starts.size(), " entries; num_reqs=",
+                                      num_reqs, " needs one more than that many"));
+    }
+    if (pad_to < 0 || pad_to > out.size()) {
+      throw UsageError(tagma::message("pad_to=", pad_to, " is outside [0, ", out.size(),
+                                      "], the length of out"));
+    }
+    return PyLong_FromLongLong(table_of(self).compute_slots(num_reqs, starts.data(),
+                                                            positions.data(), positions.size(),
+                                                            out.data(), pad_to, to_int32(args[5])));
+  });
+}
+
+PyMethodDef g_methods[] = {
+    {"append", fast(append), METH_FASTCALL,
+     "append(row, ids)\n\nAppends block ids, a list of ints or an int32 buffer."},
+    {"clear", clear, METH_O, "clear(row)\n\nEmpties a row."},
+    {"move", fast(move), METH_FASTCALL, "move(src, dst)\n\nRow src is left empty."},
+    {"swap", fast(swap), METH_FASTCALL, "swap(a, b)\n\nExchanges two rows."},
+    {"num_ranges", num_ranges, METH_O, "num_ranges(row) -> int"},
+    {"num_blocks", num_blocks, METH_O, "num_blocks(row) -> int"},
+    {"ranges", ranges, METH_O,
+     "ranges(row) -> list[tuple[int, int]]\n\n(start, count); start 0 is a run of null blocks."},
+    {"compute_slots", fast(compute_slots), METH_FASTCALL,
+     "compute_slots(num_reqs, query_start_loc, positions, out, pad_to, block_size) -> int\n\n"
+     "Writes out[:pad_to] and returns the number of descriptor look-ups."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot g_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(construct)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+    {Py_tp_methods, g_methods},
+    {Py_tp_doc, const_cast<char*>("RangeTable(max_rows, max_ranges=256): ranges per batch row.")},
+    {0, nullptr}};
+
+PyType_Spec g_spec = {"vllm_tagma._native.RangeTable", sizeof(RangeTableObject), 0,
+                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, g_slots};
+
+}  // namespace
+
+int add_range_table(PyObject* module) {
+  return add_type(module, &g_spec, "RangeTable") == nullptr ? -1 : 0;
+}
