@@ -1,0 +1,139 @@
+"""House rules that a machine can check: one home for the version, size, direction, portability."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import tomllib
+import warnings
+
+import pytest
+
+WARN_LINES, MAX_LINES = 400, 500
+CODE = {".py", ".pyi", ".hpp", ".cpp"}
+# Core modules know nothing of vLLM's internals: only these may import the integration rooms.
+# support_probes.py asks which scheduler and worker classes there are.
+MAY_IMPORT_INTEGRATION = {"plugin.py", "doctor.py", "support_probes.py"}
+COMMANDS = {"cli", "doctor"}
+MACHINE_PATHS = re.compile(r"(?<![\w.$}])/(?:work|home|root|Users|mnt|data)/[\w.-]+")
+HOSTS = re.compile(r"\b(?:[\w-]+\.)*(?:pypi\.org|pythonhosted\.org|registry\.npmjs\.org)\b")
+
+
+def tracked(root):
+    """The files git has, or would add: what a reader of the repository sees."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    return [root / name for name in sorted(set(listing.stdout.split("\n"))) if name]
+
+
+@pytest.fixture(scope="module")
+def files(request):
+    root = request.config.rootpath
+    found = {}
+    for path in tracked(root):
+        try:
+            found[path.relative_to(root).as_posix()] = path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue
+    assert "pyproject.toml" in found
+    return found
+
+
+def imports(text):
+    """Dotted names of everything a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield base
+            yield from (f"{base}.{name.name}" for name in node.names)
+
+
+def test_version_stands_in_pyproject_only(files):
+    version = tomllib.loads(files["pyproject.toml"])["project"]["version"]
+    assigned = re.compile(rf"""version\w*\s*[:=]+\s*["']?v?{re.escape(version)}\b""", re.I)
+    code = {name: text for name, text in files.items() if not name.endswith(".md")}
+    assert [name for name, text in code.items() if assigned.search(text)] == ["pyproject.toml"]
+
+
+def test_files_are_short(files):
+    lengths = {
+        name: text.count("\n")
+        for name, text in files.items()
+        if "." + name.rpartition(".")[2] in CODE
+    }
+    for name, lines in lengths.items():
+        if lines > WARN_LINES:
+            warnings.warn(f"{name} has {lines} lines, the aim is {WARN_LINES}", stacklevel=1)
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_core_includes_neither_python_nor_torch(files):
+    core = {name: text for name, text in files.items() if name.startswith("csrc/tagma/")}
+    assert core
+    include = re.compile(r"#\s*include\s*[<\"](Python\.h|torch/|ATen/|c10/|bindings/|cuda)")
+    assert [name for name, text in core.items() if include.search(text)] == []
+
+
+def test_imports_point_downwards(files):
+    package = {
+        name.removeprefix("src/vllm_tagma/"): text
+        for name, text in files.items()
+        if name.startswith("src/vllm_tagma/") and name.endswith(".py")
+    }
+    assert "manager.py" in package
+    upward = {
+        name: sorted(set(found))
+        for name, text in package.items()
+        if not name.startswith(("integration/", "bench/"))  # the benchmark runs it whole
+        and name not in MAY_IMPORT_INTEGRATION
+        and (found := [i for i in imports(text) if "vllm_tagma.integration" in i])
+    }
+    assert upward == {}
+
+
+def test_only_the_command_line_imports_commands(files):
+    found = {
+        (name, target)
+        for name, text in files.items()
+        if name.startswith("src/") and name.endswith(".py") and not name.endswith("/cli.py")
+        for target in imports(text)
+        if target.startswith("vllm_tagma") and target.rpartition(".")[2] in COMMANDS
+    }
+    assert found == set()
+
+
+def test_tools_need_only_the_standard_library(files):
+    """They run before anything is installed; convert_gguf.py alone runs inside .venv."""
+    import sys
+
+    tools = {name: text for name, text in files.items() if re.fullmatch(r"tools/\w+\.py", name)}
+    known = set(sys.stdlib_module_names) | {name[6:-3] for name in tools}
+    foreign = {
+        (name, top)
+        for name, text in tools.items()
+        for i in imports(text)
+        if (top := i.split(".")[0]) not in known and name != "tools/convert_gguf.py"
+    }
+    assert foreign == set()
+
+
+def test_no_path_of_one_machine_and_no_registry_host(files):
+    here = "tests/tooling/test_tidy.py"
+    found = {
+        (name, match.group())
+        for name, text in files.items()
+        if name != here
+        for pattern in (MACHINE_PATHS, HOSTS)
+        for match in pattern.finditer(text)
+    }
+    assert found == set()
+
+
+def test_todo_names_an_issue(files):
+    here = "tests/tooling/test_tidy.py"
+    bare = re.compile(r"\b(TODO|FIXME|XXX)\b(?!\(#\d+\))")
+    found = [name for name, text in files.items() if name != here and bare.search(text)]
+    assert found == []
