@@ -1,0 +1,96 @@
+"""KV events: what left and what entered the prefix cache, in vLLM's own event types.
+
+Consumers (routers, gateways) replay the stream to know what is resident. One ``BlockStored`` per
+call that publishes, one ``BlockRemoved`` per block that leaves, also while a duplicate of it stays,
+as in vLLM: consumers count.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.distributed.kv_events import (
+    MEDIUM_GPU,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVCacheEvent,
+)
+from vllm.v1.core.kv_cache_utils import (
+    generate_block_hash_extra_keys,
+    maybe_convert_block_hash,
+    to_event_extra_keys,
+)
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+class EventLog:
+    """Collects the events of one KV-cache group until the scheduler takes them.
+
+    Args:
+        block_size: Tokens per block.
+        group: Index of the KV-cache group.
+        spec_kind: vLLM's name of the group's cache kind.
+        sliding_window: Window in tokens, or None.
+    """
+
+    def __init__(
+        self, *, block_size: int, group: int, spec_kind: str, sliding_window: int | None
+    ) -> None:
+        self._block_size = block_size
+        self._group = group
+        self._spec_kind = spec_kind
+        self._sliding_window = sliding_window
+        self._events: list[KVCacheEvent] = []
+
+    def stored(self, request: Request, first: int, last: int) -> None:
+        """Blocks [first, last) of the request are in the cache. O(tokens)."""
+        if first >= last:
+            return
+        size = self._block_size
+        hashes = request.block_hashes
+        extra_keys = []
+        mm_index = 0
+        for block in range(first, last):
+            keys, mm_index = generate_block_hash_extra_keys(
+                request, block * size, (block + 1) * size, mm_index
+            )
+            extra_keys.append(keys)
+        lora = request.lora_request
+        self._events.append(
+            BlockStored(
+                block_hashes=[maybe_convert_block_hash(h) for h in hashes[first:last]],
+                parent_block_hash=maybe_convert_block_hash(hashes[first - 1]) if first else None,
+                token_ids=request.all_token_ids[first * size : last * size],
+                block_size=size,
+                lora_id=lora.adapter_id if lora else None,
+                medium=MEDIUM_GPU,
+                lora_name=lora.name if lora else None,
+                extra_keys=to_event_extra_keys(extra_keys),
+                group_idx=self._group,
+                kv_cache_spec_kind=self._spec_kind,
+                kv_cache_spec_sliding_window=self._sliding_window,
+                session_id=request.session_id,
+            )
+        )
+
+    def removed(self, block_hash: bytes) -> None:
+        """One block with this hash left the cache."""
+        self._events.append(
+            BlockRemoved(
+                block_hashes=[maybe_convert_block_hash(block_hash)],
+                medium=MEDIUM_GPU,
+                group_idx=self._group,
+            )
+        )
+
+    def cleared(self) -> None:
+        """The cache was emptied."""
+        self._events.append(AllBlocksCleared())
+
+    def take(self) -> list[KVCacheEvent]:
+        """The events since the last call, in order."""
+        events, self._events = self._events, []
+        return events

@@ -1,0 +1,497 @@
+"""vLLM's KV-cache manager contract over the native pool: look up, allocate, grow, free.
+
+Read this first. The scheduler calls ``get_computed_blocks`` for each waiting request, on every
+retry; ``allocate_slots`` for each request it schedules; ``free`` when one ends or is preempted.
+Each is at most one native call, and nothing per block is created but the id lists that vLLM wants.
+
+The class does not derive from vLLM's: a method that vLLM adds later would be inherited and act on
+state that is not there. Instead, unknown constructor arguments and unknown attributes are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
+from vllm.v1.metrics.stats import PrefixCacheStats
+from vllm.v1.request import RequestStatus
+
+from vllm_tagma._native import BlockRanges, Pool
+from vllm_tagma.blocks import TagmaKVCacheBlocks
+from vllm_tagma.errors import InvariantError, UnsupportedError
+from vllm_tagma.events import EventLog
+from vllm_tagma.served_arguments import require_served
+from vllm_tagma.stand_ins import BlockId, BlockPool, Coordinator, Group
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+    from vllm_tagma.config import TagmaConfig
+
+# Under vLLM's logger: its handlers and level apply, a logger of our own would stay silent.
+_logger = logging.getLogger("vllm.tagma.manager")
+
+_NO_RANGES = BlockRanges()
+_RUNNING = RequestStatus.RUNNING
+_ADMISSION = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
+class _Row:
+    """A request's row: its native handle, and what decides whether a call has anything to do.
+
+    While a running request's tokens, scheduled ones included, number at most ``quiet_tokens``, they
+    fit its blocks and fill none that is not published yet.
+    """
+
+    __slots__ = ("handle", "held_blocks", "published_blocks", "quiet_tokens")
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.held_blocks = 0
+        self.published_blocks = 0
+        self.quiet_tokens = 0
+
+
+class TagmaKVCacheManager:
+    """Range-addressed KV-cache manager for one full-attention group.
+
+    Constructor arguments are vLLM's own (``vllm/v1/core/kv_cache_manager.py``), all by keyword but
+    the first, plus ``tagma_config``. Raises :class:`UnsupportedError` for an argument that vLLM
+    added since, and for values outside the support matrix. Not thread-safe, as vLLM's is not.
+    """
+
+    # The members below are part of vLLM's contract and constant here.
+    mamba_shared_prefix_checkpoint = False
+    num_kv_cache_groups = 1
+
+    def __init__(
+        self,
+        kv_cache_config: KVCacheConfig,
+        *,
+        max_model_len: int,
+        scheduler_block_size: int,
+        hash_block_size: int,
+        max_in_flight_tokens: int | None = None,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        num_hash_lookahead_tokens: int = 0,
+        num_prefill_lookahead: int = 0,
+        log_stats: bool = False,
+        enable_kv_cache_events: bool = False,
+        dcp_world_size: int = 1,
+        pcp_world_size: int = 1,
+        metrics_collector: KVCacheMetricsCollector | None = None,
+        watermark: float = 0.0,
+        enable_mamba_shared_prefix_checkpoint: bool = False,
+        tagma_config: TagmaConfig | None = None,
+        **unknown: object,
+    ) -> None:
+        del max_in_flight_tokens  # bounds blocks that fall out of a window; full attention has none
+        spec = require_served(
+            kv_cache_config,
+            unknown,
+            scheduler_block_size=scheduler_block_size,
+            hash_block_size=hash_block_size if enable_caching else None,
+            num_hash_lookahead_tokens=num_hash_lookahead_tokens,
+            num_prefill_lookahead=num_prefill_lookahead,
+            dcp_world_size=dcp_world_size,
+            pcp_world_size=pcp_world_size,
+            enable_mamba_shared_prefix_checkpoint=enable_mamba_shared_prefix_checkpoint,
+            alignment=tagma_config.alignment if tagma_config else 1,
+        )
+        self.kv_cache_config = kv_cache_config
+        self.max_model_len = max_model_len
+        self.block_size: int = spec.block_size
+        self.enable_caching = enable_caching
+        self.use_eagle = use_eagle
+        self.log_stats = log_stats
+        self.metrics_collector = metrics_collector
+        self.enable_kv_cache_events = enable_kv_cache_events
+        self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
+        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
+
+        self.pool = Pool(
+            kv_cache_config.num_blocks,
+            record_evictions=enable_kv_cache_events or metrics_collector is not None,
+        )
+        self._rows: dict[str, _Row] = {}
+        self._events = (
+            EventLog(
+                block_size=spec.block_size,
+                group=0,
+                spec_kind=get_kv_cache_spec_kind(spec).value,
+                sliding_window=get_kv_cache_spec_sliding_window(spec),
+            )
+            if enable_kv_cache_events
+            else None
+        )
+        self._observed = self._events is not None or metrics_collector is not None
+        self._check_each_step = tagma_config is not None and tagma_config.check_invariants
+
+        self.coordinator = Coordinator((Group(spec.block_size, spec),))
+        self.block_pool = BlockPool(self.pool)
+        self.empty_kv_cache_blocks = TagmaKVCacheBlocks((_NO_RANGES,))
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def new_step_starts(self) -> None:
+        """First call of ``schedule()``: from here to :meth:`take_new_block_ids` a freed request was
+        preempted, and what it published in this step will never be written."""
+        self.pool.begin_step()
+        if self._check_each_step:
+            self.check_invariants()
+
+    def take_new_block_ids(self) -> list[int]:
+        """Blocks that the worker must zero: none, for full attention. Ends the scheduling phase:
+        vLLM calls it once a step, after all decisions."""
+        self.pool.end_scheduling()
+        return []
+
+    # --- look up ----------------------------------------------------------------------------------
+
+    def get_computed_blocks(
+        self, request: Request, max_cache_hit_length: int | None = None
+    ) -> tuple[TagmaKVCacheBlocks, int, int]:
+        """The longest cached prefix of a request.
+
+        Returns (blocks, tokens, 0); tokens is a multiple of the block size and leaves at least one
+        token to compute. No side effect: the scheduler drops the result when it does not admit the
+        request. O(blocks hit).
+        """
+        if not self.enable_caching or request.skip_reading_prefix_cache:
+            return self.empty_kv_cache_blocks, 0, 0
+        if max_cache_hit_length is None:
+            max_cache_hit_length = request.num_tokens - 1
+        hit = self.pool.lookup(request.block_hashes, max_cache_hit_length // self.block_size)
+        num_blocks = len(hit)
+        if num_blocks and self.use_eagle:
+            # The draft head needs the hidden states of the last block, so it is recomputed.
+            num_blocks -= 1
+            hit = hit.truncated(num_blocks)
+        if not num_blocks:
+            return self.empty_kv_cache_blocks, 0, 0
+        if (
+            self._events is not None
+            and getattr(request, "kv_cache_report_mode", "incremental") == "full"
+        ):
+            self._events.stored(request, 0, num_blocks)
+        return TagmaKVCacheBlocks((hit,)), num_blocks * self.block_size, 0
+
+    # --- allocate and grow ------------------------------------------------------------------------
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: TagmaKVCacheBlocks | None = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: tuple[int, ...] = (),
+    ) -> TagmaKVCacheBlocks | None:
+        """Gives a request slots for its next tokens and publishes the blocks that they fill.
+
+        Arguments are vLLM's. Returns the new blocks (hits not included), or None if too few blocks
+        are free; a lack of long holes is never a reason, except beyond the cap of 256 ranges, where
+        preemption makes room. Raises :class:`UnsupportedError` for what only KV connectors and
+        encoder-decoder models use. O(1) while the tokens fit the last block.
+        """
+        row = self._rows.get(request.request_id)
+        if (
+            row is not None
+            and request.num_computed_tokens + num_new_tokens + num_lookahead_tokens
+            <= row.quiet_tokens
+            and num_new_tokens
+            and request.status is _RUNNING
+            and not (
+                num_new_computed_tokens
+                or new_computed_blocks
+                or full_sequence_must_fit
+                or reserved_blocks
+            )
+        ):
+            return self.empty_kv_cache_blocks  # decode inside the last block: nothing to do
+
+        if num_external_computed_tokens or delay_cache_blocks or num_encoder_tokens:
+            raise UnsupportedError(
+                f"allocate_slots({num_external_computed_tokens=}, {delay_cache_blocks=}, "
+                f"{num_encoder_tokens=}): KV connectors and encoder-decoder models are not served "
+                "by the tagma backend; use --kv-cache-backend paged"
+            )
+        del skip_zeroing_group_ids  # only meaningful with external tokens
+        if num_new_tokens == 0 and num_new_computed_tokens == 0:
+            raise ValueError(
+                "num_new_tokens must be greater than 0 when there are no computed tokens to adopt"
+            )
+
+        # Conditional expressions, not min(): this runs twice a block of every running request.
+        block_size, max_tokens = self.block_size, self.max_model_len
+        total = request.num_computed_tokens + num_new_computed_tokens
+        total = total if total < max_tokens else max_tokens
+        wanted = total + num_new_tokens + num_lookahead_tokens
+        needed = -(-(wanted if wanted < max_tokens else max_tokens) // block_size)
+        num_tokens = request.num_tokens
+        publish = 0
+        if self.enable_caching:
+            written = total + num_new_tokens
+            publish = (written if written < num_tokens else num_tokens) // block_size
+            publish = min(publish, len(request.block_hashes))
+        prompt = -(-(num_tokens if num_tokens < max_tokens else max_tokens) // block_size)
+        ever = request.num_prompt_tokens + request.max_tokens + num_lookahead_tokens
+        limit = -(-(ever if ever < max_tokens else max_tokens) // block_size)
+        watermark = 0
+        if has_scheduled_reqs and request.status in _ADMISSION:
+            watermark = self.watermark_blocks
+        hit = new_computed_blocks.blocks[0] if new_computed_blocks is not None else _NO_RANGES
+        demand = (
+            needed,
+            prompt if full_sequence_must_fit else 0,
+            watermark,
+            reserved_blocks,
+            prompt,
+            limit,
+            publish,
+            request.block_hashes,
+        )
+        if row is None:
+            admitted = self.pool.admit(hit, *demand)
+            if admitted is None:
+                return None
+            handle, added = admitted
+            row = self._rows[request.request_id] = _Row(handle)
+            row.held_blocks = row.published_blocks = len(hit)
+        else:
+            if len(hit):
+                raise ValueError(
+                    f"request {request.request_id} holds {row.held_blocks} blocks already and "
+                    f"cannot adopt a prefix hit of {len(hit)}"
+                )
+            grown = self.pool.grow(row.handle, *demand)
+            if grown is None:
+                return None
+            added = grown
+        num_added = len(added)
+        row.held_blocks += num_added
+        if self._observed:
+            self._observe(request, row, hit, added, publish)
+        if publish > row.published_blocks:
+            row.published_blocks = publish
+        self._set_quiet(row)
+        return TagmaKVCacheBlocks((added,)) if num_added else self.empty_kv_cache_blocks
+
+    def _set_quiet(self, row: _Row) -> None:
+        """Call after a change of ``held_blocks`` or ``published_blocks``."""
+        quiet = row.held_blocks * self.block_size
+        if self.enable_caching:
+            unfilled = (row.published_blocks + 1) * self.block_size - 1
+            quiet = unfilled if unfilled < quiet else quiet
+        row.quiet_tokens = quiet
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Publishes the full blocks among the first ``num_computed_tokens`` tokens. Monotone: what
+        is published already stays. O(blocks published)."""
+        row = self._rows.get(request.request_id)
+        if not self.enable_caching or row is None:
+            return
+        publish = min(num_computed_tokens // self.block_size, len(request.block_hashes))
+        if publish <= row.published_blocks:
+            return
+        self.pool.publish(row.handle, publish, request.block_hashes)
+        if self._events is not None:
+            self._events.stored(request, row.published_blocks, publish)
+        row.published_blocks = publish
+        self._set_quiet(row)
+
+    # --- free -------------------------------------------------------------------------------------
+
+    def free(self, request: Request) -> None:
+        """Releases a request's blocks, tail first; unknown requests are ignored (an abort can come
+        before the first allocation). O(blocks)."""
+        row = self._rows.pop(request.request_id, None)
+        if row is None:
+            return
+        self.pool.free(row.handle)
+        if self._observed:
+            self._observe_evictions()
+
+    def remove_skipped_blocks(
+        self,
+        request_id: str,
+        processed_computed_tokens: int,
+        num_prompt_tokens: int | None = None,
+    ) -> None:
+        """Blocks outside the attention window: none, for full attention."""
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Withdraws blocks from the prefix cache; references stay. Raises ValueError for an id
+        outside the pool, and then changes nothing. O(blocks)."""
+        self.pool.evict(block_ids)
+        if self._observed:
+            self._observe_evictions()
+
+    def reset_prefix_cache(self) -> bool:
+        """Empties the prefix cache; False, and nothing changes, while a request holds a block."""
+        if not self.pool.reset():
+            _logger.warning(
+                "The prefix cache was not reset: %d blocks are held by %d requests",
+                self.pool.stats()["live_blocks"],
+                len(self._rows),
+            )
+            return False
+        if self.metrics_collector is not None:
+            self.metrics_collector.reset()
+        if self._events is not None:
+            self._events.cleared()
+        if self.prefix_cache_stats is not None:
+            self.prefix_cache_stats.reset = True
+        _logger.info("The prefix cache was reset")
+        return True
+
+    # --- what the scheduler reads -----------------------------------------------------------------
+
+    def get_blocks(self, request_id: str) -> TagmaKVCacheBlocks:
+        """A request's row, hits included; empty for an unknown request. O(ranges)."""
+        row = self._rows.get(request_id)
+        if row is None:
+            return self.empty_kv_cache_blocks
+        return TagmaKVCacheBlocks((self.pool.row_blocks(row.handle),))
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """Block ids of a request's row, fresh lists. O(blocks)."""
+        ids = self.get_blocks(request_id).get_block_ids()
+        assert ids is not None
+        return ids
+
+    def get_block_ids_for_computed_tokens(
+        self, request_id: str, num_computed_tokens: int
+    ) -> tuple[list[int], ...]:
+        """Block ids that hold the first ``num_computed_tokens`` tokens. O(blocks)."""
+        (ids,) = self.get_block_ids(request_id)
+        return (ids[: -(-num_computed_tokens // self.block_size)],)
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Deprecated in vLLM; zero for each group."""
+        return [0]
+
+    def estimate_cached_tokens(self, request: Request) -> int:
+        """Tokens up to the last block of the request's row that is in the prefix cache.
+
+        O(ranges), plus the published blocks that were withdrawn since.
+        """
+        row = self._rows.get(request.request_id)
+        if row is None:
+            return 0
+        blocks = row.published_blocks
+        for start, count in reversed(self.pool.row_blocks(row.handle).truncated(blocks).ranges()):
+            for block_id in reversed(range(start, start + count)):
+                if self.pool.is_cached(block_id):
+                    return blocks * self.block_size
+                blocks -= 1
+        return 0
+
+    def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
+        """Block copies for the worker, and the blocks they retain: none."""
+        return [], []
+
+    def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
+        """Mamba states for a connector: none."""
+        return {}
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """KV events since the last call, in order."""
+        return self._events.take() if self._events is not None else []
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool that requests reference, 0 to 1; idle cached blocks count as free."""
+        return 1.0 - self.pool.num_free / self.pool.capacity
+
+    # --- statistics -------------------------------------------------------------------------------
+
+    def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
+        """Counts an admission's hit tokens, unless the request does not read the cache."""
+        if (
+            self.prefix_cache_stats is None
+            or not self.enable_caching
+            or request.skip_reading_prefix_cache
+        ):
+            return
+        self.prefix_cache_stats.record(
+            num_tokens=request.num_tokens,
+            num_hits=num_hits,
+            preempted=request.num_preemptions > 0,
+        )
+
+    def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
+        """The statistics since the last call, or None if they are not kept."""
+        if self.prefix_cache_stats is None:
+            return None
+        stats, self.prefix_cache_stats = self.prefix_cache_stats, PrefixCacheStats()
+        return stats
+
+    def num_ranges(self, request_id: str) -> int:
+        """Ranges of a request's row; 0 for an unknown request."""
+        return self.get_blocks(request_id).num_ranges[0]
+
+    def check_invariants(self) -> None:
+        """Checks the laws of ``docs/invariants.md``; raises :class:`InvariantError`. O(blocks)."""
+        try:
+            self.pool.check_invariants()
+        except RuntimeError as error:
+            raise InvariantError(str(error)) from error
+        for request_id, row in self._rows.items():
+            held = len(self.pool.row_blocks(row.handle))
+            published = self.pool.num_published(row.handle)
+            if (held, published) != (row.held_blocks, row.published_blocks):
+                raise InvariantError(
+                    f"law M1 (manager): request {request_id} holds {held} blocks, {published} "
+                    f"published, and is remembered with {row.held_blocks} and "
+                    f"{row.published_blocks}"
+                )
+        rows = self.pool.stats()["rows"]
+        if rows != len(self._rows):
+            raise InvariantError(
+                f"law M2 (manager): {rows} rows are open for {len(self._rows)} requests"
+            )
+
+    # --- observers --------------------------------------------------------------------------------
+
+    def _observe(
+        self, request: Request, row: _Row, hit: BlockRanges, added: BlockRanges, publish: int
+    ) -> None:
+        """Tells collector and event log what an allocation did, in vLLM's order: touched, evicted,
+        allocated, stored."""
+        collector = self.metrics_collector
+        if collector is not None:
+            for block_id in hit.ids():
+                collector.on_block_accessed(BlockId(block_id))
+        self._observe_evictions()
+        if collector is not None:
+            for block_id in added.ids():
+                if self.enable_caching:
+                    collector.on_block_evicted(BlockId(block_id))  # ends a sampled lifetime
+                collector.on_block_allocated(BlockId(block_id))
+        if self._events is not None:
+            self._events.stored(request, row.published_blocks, publish)
+
+    def _observe_evictions(self) -> None:
+        for block_id, block_hash in self.pool.take_evicted():
+            if self.metrics_collector is not None:
+                self.metrics_collector.on_block_evicted(BlockId(block_id))
+            if self._events is not None:
+                self._events.removed(block_hash)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"vLLM asked for KVCacheManager.{name}, which the tagma backend does not serve; "
+            "use --kv-cache-backend paged, or see docs/support.md for what is planned"
+        )
