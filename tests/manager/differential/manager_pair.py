@@ -1,0 +1,323 @@
+"""vLLM's own manager and ours behind one face, compared after every call.
+
+Both read the same ``Request`` objects: neither writes to them (the pair would notice, since the
+request decides what each does next).
+
+Two things are evened out so that equality can go on for ever; both are exact, neither loosens a
+comparison:
+
+* *Preemption in the step of publication* (vLLM #57580). Ours withdraws what the request published
+  in this very step; stock leaves it hittable though it was never written. Before stock frees the
+  request, :meth:`Pair.preempt` withdraws from it exactly the blocks that the pair saw published in
+  this step. They are still referenced then, so stock puts them to the front of its queue, as ours
+  makes holes.
+* *Withdrawing idle blocks* (``evict_blocks``). Stock leaves a withdrawn idle block at its place in
+  the LRU order, so a block without content outlives cached ones; ours makes it a hole at once. The
+  pair moves it to the front of stock's queue, where stock puts every other block without a hash.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from kv_requests import ResidentSet, ids_of, make_manager
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
+from vllm.v1.request import Request
+
+
+class RecordingCollector:
+    """Counts what a manager tells vLLM's metrics collector, and checks each block's life.
+
+    Without a prefix cache no manager reports evictions, so lives are not checked there. Evictions
+    are not counted: stock reports a block when it is handed out again, ours also when it leaves the
+    cache. ``strict``: an accessed block must be alive. Not so in stock, where ``evict_blocks`` ends
+    the life of a referenced block that may be published later.
+    """
+
+    def __init__(self, *, caching: bool, strict: bool) -> None:
+        self.caching = caching
+        self.strict = strict
+        self.calls: collections.Counter[str] = collections.Counter()
+        self.alive: set[int] = set()
+
+    def on_block_allocated(self, block: Any) -> None:
+        assert not (self.caching and block.block_id in self.alive), f"{block}: allocated twice"
+        self.alive.add(block.block_id)
+        self.calls["allocated"] += 1
+
+    def on_block_accessed(self, block: Any) -> None:
+        assert block.block_id in self.alive or not self.strict, f"{block}: accessed, not alive"
+        self.calls["accessed"] += 1
+
+    def on_block_evicted(self, block: Any) -> None:
+        self.alive.discard(block.block_id)
+
+    def reset(self) -> None:
+        self.alive.clear()
+        self.calls["reset"] += 1
+
+
+class Hit:
+    """A look-up's result on both sides."""
+
+    def __init__(self, stock: Any, tagma: Any, num_tokens: int) -> None:
+        self.stock = stock
+        self.tagma = tagma
+        self.num_tokens = num_tokens
+
+
+class Pair:
+    """Stock manager, our manager, and the comparisons. Methods mirror the manager's."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        enable_caching: bool = True,
+        events: bool = True,
+        metrics: bool = True,
+        **options: Any,
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.caching = enable_caching
+        self.collectors = [
+            RecordingCollector(caching=enable_caching, strict=strict) if metrics else None
+            for strict in (False, True)
+        ]
+        self.stock, self.tagma = (
+            make_manager(
+                *kind,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                max_model_len=max_model_len,
+                enable_caching=enable_caching,
+                enable_kv_cache_events=events,
+                metrics_collector=collector,
+                log_stats=True,
+                **options,
+            )
+            for kind, collector in zip([(KVCacheManager,), ()], self.collectors, strict=True)
+        )
+        self.events = events
+        self.resident = ResidentSet()
+        self.reported_twice = False  # "full" reports repeat what is resident: replay would not hold
+        self.live: dict[str, Request] = {}
+        self.calls: collections.Counter[str] = collections.Counter()
+        self.tally: collections.Counter[str] = collections.Counter()  # what happened in the calls
+        # Blocks published before the current step, for requests that published in it.
+        self._before_step: dict[str, int] = {}
+
+    # --- calls of the scheduler -------------------------------------------------------------------
+
+    def new_step_starts(self) -> None:
+        self._before_step.clear()
+        self.stock.new_step_starts()
+        self.tagma.new_step_starts()
+
+    def get_computed_blocks(self, request: Request) -> Hit:
+        self.calls["get_computed_blocks"] += 1
+        free = self.num_free()
+        stock, stock_tokens, stock_boundary = self.stock.get_computed_blocks(request)
+        tagma, tokens, boundary = self.tagma.get_computed_blocks(request)
+        assert (tokens, boundary) == (stock_tokens, stock_boundary)
+        assert len(ids_of(tagma)) == len(ids_of(stock)) == tokens // self.block_size
+        assert self.num_free() == free, "a look-up changed the free count"
+        self.tally["hit"] += bool(tokens)
+        if tokens and self.events and request.kv_cache_report_mode == "full":
+            self.reported_twice = True
+        return Hit(stock, tagma, tokens)
+
+    def allocate_slots(
+        self, request: Request, num_new_tokens: int, hit: Hit | None = None, **options: Any
+    ) -> int | None:
+        """Number of new blocks, or None."""
+        self.calls["allocate_slots"] += 1
+        name = request.request_id
+        published = self._stock_published(name)
+        computed = {"num_new_computed_tokens": hit.num_tokens} if hit else {}
+        stock = self.stock.allocate_slots(
+            request,
+            num_new_tokens,
+            new_computed_blocks=hit.stock if hit else None,
+            **computed,
+            **options,
+        )
+        tagma = self.tagma.allocate_slots(
+            request,
+            num_new_tokens,
+            new_computed_blocks=hit.tagma if hit else None,
+            **computed,
+            **options,
+        )
+        assert (tagma is None) == (stock is None), f"stock gave {stock}, ours {tagma}"
+        self._compare(request)
+        if tagma is None:
+            self.tally["refused"] += 1
+            return None
+        assert len(ids_of(tagma)) == len(ids_of(stock))
+        none_if_empty = tagma.get_block_ids(allow_none=True)
+        assert (none_if_empty is None) == (stock.get_block_ids(allow_none=True) is None)
+        self.live[name] = request
+        self._note_publication(
+            name, max(published, hit.num_tokens // self.block_size if hit else 0)
+        )
+        return len(ids_of(tagma))
+
+    def no_hit(self) -> Hit:
+        """What the scheduler passes for a waiting request that holds blocks already."""
+        return Hit(self.stock.empty_kv_cache_blocks, self.tagma.empty_kv_cache_blocks, 0)
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        self.calls["cache_blocks"] += 1
+        published = self._stock_published(request.request_id)
+        self.stock.cache_blocks(request, num_computed_tokens)
+        self.tagma.cache_blocks(request, num_computed_tokens)
+        self._note_publication(request.request_id, published)
+        self._compare(request)
+
+    def free(self, request: Request) -> None:
+        """A request ended or was aborted, outside of scheduling."""
+        self.calls["free"] += 1
+        self.stock.free(request)
+        self.tagma.free(request)
+        self.live.pop(request.request_id, None)
+        self._before_step.pop(request.request_id, None)
+        self._compare(request)
+
+    def preempt(self, request: Request) -> None:
+        """A request is freed while the step is being scheduled."""
+        self.calls["preempt"] += 1
+        name = request.request_id
+        before = self._before_step.get(name)
+        if before is not None:
+            row = self.stock.get_blocks(name).blocks[0]
+            for block in row[before : self._stock_published(name)]:
+                if block.block_hash is not None:
+                    self.tally["withdrawn"] += 1
+                    self.stock.evict_blocks({block.block_id})
+        self.free(request)
+
+    def evict_blocks(self, stock_ids: list[int], tagma_ids: list[int]) -> None:
+        self.calls["evict_blocks"] += 1
+        queue = self.stock.block_pool.free_block_queue
+        for (
+            block_id
+        ) in stock_ids:  # one by one: a set has no order, and events are compared in order
+            self.stock.evict_blocks({block_id})
+            block = self.stock.block_pool.blocks[block_id]
+            if block.ref_cnt == 0:
+                queue.remove(block)
+                queue.prepend_n([block])
+        for block_id in tagma_ids:
+            self.tagma.evict_blocks({block_id})
+        self._compare(None)
+
+    def reset_prefix_cache(self) -> bool:
+        self.calls["reset_prefix_cache"] += 1
+        done = self.tagma.reset_prefix_cache()
+        assert done == self.stock.reset_prefix_cache()
+        assert done == (not self.live)
+        self._compare(None)
+        return done
+
+    def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
+        self.stock.record_prefix_cache_stats(request, num_hits)
+        self.tagma.record_prefix_cache_stats(request, num_hits)
+
+    def end_scheduling(self, scheduled: list[Request]) -> None:
+        """What ``schedule()`` reads once its decisions are made."""
+        for request in scheduled:
+            row = self.tagma.get_block_ids(request.request_id)
+            assert row[0] is not self.tagma.get_block_ids(request.request_id)[0], "shared list"
+        for take in (
+            "take_new_block_ids",
+            "take_kv_cache_block_copies",
+            "take_boundary_state_offloads",
+        ):
+            assert getattr(self.tagma, take)() == getattr(self.stock, take)()
+
+    def estimate_cached_tokens(self, request: Request) -> int:
+        tokens = self.tagma.estimate_cached_tokens(request)
+        assert tokens == self.stock.estimate_cached_tokens(request)
+        return tokens
+
+    # --- comparisons ------------------------------------------------------------------------------
+
+    def num_free(self) -> int:
+        free = self.tagma.block_pool.get_num_free_blocks()
+        assert free == self.stock.block_pool.get_num_free_blocks()
+        return free
+
+    def end_step(self) -> None:
+        """Compares everything that can be: events, statistics, residents, rows, laws."""
+        self.tally["steps"] += 1
+        stock_events, events = self.stock.take_events(), self.tagma.take_events()
+        assert events == stock_events
+        assert self.tagma.make_prefix_cache_stats() == self.stock.make_prefix_cache_stats()
+        blocks = self.stock.block_pool.blocks
+        resident = collections.Counter(
+            maybe_convert_block_hash(get_block_hash(block.block_hash))
+            for block in blocks
+            if block.block_hash is not None
+        )
+        stats = self.tagma.pool.stats()
+        assert stats["cached_blocks"] == resident.total()
+        if self.events and not self.reported_twice:
+            self.resident.replay(events)
+            assert self.resident.count == resident, "the event stream is not the resident set"
+        # With the cap in play ours may refuse or evict more; these traces stay below it.
+        assert (stats["cap_evictions"], stats["cap_refusals"]) == (0, 0)
+        self._check_rows()
+        self.tagma.check_invariants()
+
+    def _compare(self, request: Request | None) -> None:
+        self.num_free()
+        assert self.tagma.usage == self.stock.usage
+        if request is not None:
+            row, stock_row = (
+                ids_of(manager.get_blocks(request.request_id))
+                for manager in (self.tagma, self.stock)
+            )
+            assert len(row) == len(stock_row)
+            self.estimate_cached_tokens(request)
+        stock, tagma = self.collectors
+        if stock is not None:
+            assert tagma.calls == stock.calls
+
+    def _check_rows(self) -> None:
+        """Ids valid; a block has one owner, or is the same published prefix block of several."""
+        owners: dict[int, tuple[int, bytes | None]] = {}
+        counts: collections.Counter[int] = collections.Counter()
+        for name, request in self.live.items():
+            (row,) = self.tagma.get_block_ids(name)
+            assert len(set(row)) == len(row)
+            clipped = self.tagma.get_block_ids_for_computed_tokens(
+                name, request.num_computed_tokens
+            )
+            assert len(clipped[0]) == len(
+                self.stock.get_block_ids_for_computed_tokens(name, request.num_computed_tokens)[0]
+            )
+            counts.update(row)
+            published = self._stock_published(name)
+            for position, block_id in enumerate(row):
+                assert 0 < block_id < self.num_blocks
+                content = request.block_hashes[position] if position < published else None
+                if block_id in owners:
+                    assert content is not None, f"block {block_id} has two owners"
+                    assert owners[block_id] == (position, content)
+                owners[block_id] = (position, content)
+        for block_id, count in counts.items():
+            assert self.tagma.pool.request_refs(block_id) == count
+
+    def _stock_published(self, name: str) -> int:
+        (manager,) = self.stock.coordinator.single_type_managers
+        return manager.num_cached_block.get(name, 0)
+
+    def _note_publication(self, name: str, before: int) -> None:
+        if self._stock_published(name) > before:
+            self._before_step.setdefault(name, before)

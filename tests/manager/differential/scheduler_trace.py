@@ -1,0 +1,382 @@
+"""Two of vLLM's schedulers, one on each manager, fed the same requests and the same model outputs.
+
+Where ``manager_trace`` imitates the scheduler, here it is vLLM's own: admission, preemption,
+chunked prefill and the asynchronous pipeline. Compared after each step: what is scheduled,
+preempted and finished, the tokens that came from the cache, the statistics, the KV events. The ids
+that our scheduler sends are added up as the worker does and must give the manager's rows.
+
+``_StockMixin`` applies to stock what ours does about vLLM #57580, as ``manager_pair`` explains.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from kv_requests import cache_config, ids_of, make_request
+from vllm.config import KVEventsConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from vllm_tagma.integration.scheduler import TagmaAsyncScheduler, TagmaScheduler
+from vllm_tagma.manager import TagmaKVCacheManager
+
+STEPS = 90
+_LIMITS = {"max_model_len": 256, "max_num_batched_tokens": 256, "max_num_seqs": 64}
+_LLAMA = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 256, "max_position_embeddings": 1024,
+"torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": false}"""
+
+
+def engine_config(folder: Path, backend: str) -> VllmConfig:
+    """A configuration as ``vllm serve --kv-cache-backend`` makes it, of a model that is never
+    loaded."""
+    (folder / "config.json").write_text(_LLAMA)
+    return EngineArgs(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        block_size=32,
+        additional_config={"kv_cache_backend": backend},
+        **_LIMITS,
+    ).create_engine_config()
+
+
+class _StockMixin:
+    """Withdraws what a request published in the step that preempts it (vLLM #57580)."""
+
+    _published_before: dict[str, int] | None = None
+    withdrawn = 0
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        (manager,) = self.kv_cache_manager.coordinator.single_type_managers
+        self._published_before = dict(manager.num_cached_block)
+        output = super().schedule(*args, **kwargs)
+        self._published_before = None
+        return output
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        if self._published_before is not None:
+            row = self.kv_cache_manager.get_blocks(request.request_id).blocks[0]
+            for block in row[self._published_before.get(request.request_id, 0) :]:
+                if block.block_hash is not None:
+                    self.withdrawn += 1
+                    self.kv_cache_manager.evict_blocks({block.block_id})
+        super()._preempt_request(request, *args, **kwargs)
+
+
+class _StockScheduler(_StockMixin, Scheduler):
+    pass
+
+
+class _StockAsyncScheduler(_StockMixin, AsyncScheduler):
+    pass
+
+
+class _Publisher:
+    """Stands where vLLM's ZMQ publisher would; keeps the batches."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def publish(self, batch: Any) -> None:
+        self.events += batch.events
+
+    def take(self) -> list[Any]:
+        events, self.events = self.events, []
+        return events
+
+
+class Side:
+    """One scheduler, its pipeline of unprocessed steps, and the rows its worker would hold."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        scheduler.kv_event_publisher = self.publisher = _Publisher()
+        self.steps: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self.worker_rows: dict[str, list[int]] = {}
+
+    def step(self, seed: int) -> dict[str, Any]:
+        """Schedules; returns what the other side must have decided, too."""
+        output = self.scheduler.schedule()
+        self._apply_to_worker(output)
+        sampled = [
+            [] if self.scheduler.requests[name].is_prefill_chunk else [self._sample(seed, name)]
+            for name in output.num_scheduled_tokens
+        ]
+        names = list(output.num_scheduled_tokens)
+        self.steps.append(
+            (
+                output,
+                ModelRunnerOutput(
+                    req_ids=names,
+                    req_id_to_index={name: i for i, name in enumerate(names)},
+                    sampled_token_ids=sampled,
+                ),
+            )
+        )
+        cached = output.scheduled_cached_reqs
+        return {
+            "tokens": output.num_scheduled_tokens,
+            "preempted": output.preempted_req_ids,
+            "finished": output.finished_req_ids,
+            "new": [
+                (new.req_id, new.num_computed_tokens, len(new.block_ids[0]))
+                for new in output.scheduled_new_reqs
+            ],
+            "cached": list(
+                zip(
+                    cached.req_ids,
+                    cached.num_computed_tokens,
+                    [len(ids[0]) if ids else None for ids in cached.new_block_ids],
+                    strict=True,
+                )
+            ),
+            "resumed": cached.resumed_req_ids,
+        }
+
+    def process(self) -> list[Any]:
+        """Takes the oldest step's output in; returns what clients and loggers get to see."""
+        seen = []
+        for client, outputs in self.scheduler.update_from_output(*self.steps.popleft()).items():
+            stats = outputs.scheduler_stats
+            seen.append(
+                (
+                    client,
+                    [
+                        (
+                            out.request_id,
+                            out.new_token_ids,
+                            out.finish_reason,
+                            out.prefill_stats and out.prefill_stats.num_cached_tokens,
+                            out.prefill_stats and out.prefill_stats.num_local_cached_tokens,
+                        )
+                        for out in outputs.outputs
+                    ],
+                    stats
+                    and (
+                        stats.num_running_reqs,
+                        stats.num_waiting_reqs,
+                        stats.kv_cache_usage,
+                        stats.prefix_cache_stats,
+                    ),
+                )
+            )
+        return seen
+
+    def _sample(self, seed: int, name: str) -> int:
+        request = self.scheduler.requests[name]
+        position = request.num_output_tokens + len(self.steps)
+        return random.Random(f"{seed} {name} {position} {request.num_preemptions}").randrange(
+            3, 256
+        )
+
+    def _apply_to_worker(self, output: SchedulerOutput) -> None:
+        for name in output.finished_req_ids | (output.preempted_req_ids or set()):
+            self.worker_rows.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            self.worker_rows[new.req_id] = new.block_ids[0]
+        cached = output.scheduled_cached_reqs
+        for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if name in cached.resumed_req_ids:
+                self.worker_rows[name] = ids[0]
+            elif ids is not None:
+                self.worker_rows[name].extend(ids[0])  # so a list must never be sent twice
+        for name in output.num_scheduled_tokens:
+            row = ids_of(self.scheduler.kv_cache_manager.get_blocks(name))
+            assert self.worker_rows[name] == row
+
+
+def build_scheduler(
+    kind: type[Any],
+    config: VllmConfig,
+    *,
+    num_blocks: int,
+    block_size: int,
+    caching: bool = True,
+    **settings: Any,
+) -> Any:
+    """A scheduler on a pool of that size. ``settings`` are fields of vLLM's scheduler config; the
+    model is as long as the pool, or 256 tokens."""
+    config = copy.copy(config)
+    config.scheduler_config = copy.copy(config.scheduler_config)
+    for name, value in settings.items():
+        assert hasattr(config.scheduler_config, name)
+        setattr(config.scheduler_config, name, value)
+    config.scheduler_config.max_num_scheduled_tokens = None
+    config.model_config = copy.copy(config.model_config)
+    config.model_config.max_model_len = min(_LIMITS["max_model_len"], (num_blocks - 1) * block_size)
+    config.cache_config = copy.copy(config.cache_config)
+    config.cache_config.block_size = block_size
+    config.cache_config.num_gpu_blocks = num_blocks
+    config.cache_config.enable_prefix_caching = caching
+    config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    return kind(
+        config,
+        cache_config(num_blocks=num_blocks, block_size=block_size),
+        StructuredOutputManager(config),
+        block_size=block_size,
+        log_stats=True,
+    )
+
+
+class SchedulerTrace:
+    """One seeded run of both schedulers."""
+
+    def __init__(self, seed: int, *, stock_config: VllmConfig, tagma_config: VllmConfig) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(seed)
+        self.block_size = rng.choice([4, 4, 8, 16, 32])
+        num_blocks = 1 + (rng.randint(8, 40) if rng.random() < 0.7 else rng.randint(60, 300))
+        chunked = rng.random() < 0.7
+        self.settings = {
+            "max_num_seqs": rng.choice([3, 8, 64]),
+            "max_num_batched_tokens": rng.choice([16, 48, 256]) if chunked else 256,
+            "enable_chunked_prefill": chunked,
+            "long_prefill_token_threshold": rng.choice([0, 0, 24]) if chunked else 0,
+            "policy": rng.choice(["fcfs", "priority", "priority"]),
+            "watermark": rng.choice([0.0, 0.0, 0.1]),
+            "scheduler_reserve_full_isl": rng.random() < 0.6,
+            "async_scheduling": rng.random() < 0.5,
+        }
+        self.asynchronous = self.settings["async_scheduling"]
+        self.rising = rng.random() < 0.6
+        self.caching = rng.random() < 0.9
+        classes = (
+            (_StockAsyncScheduler, TagmaAsyncScheduler)
+            if self.asynchronous
+            else (_StockScheduler, TagmaScheduler)
+        )
+        self.stock, self.tagma = (
+            Side(
+                build_scheduler(
+                    kind,
+                    config,
+                    num_blocks=num_blocks,
+                    block_size=self.block_size,
+                    caching=self.caching,
+                    **self.settings,
+                )
+            )
+            for kind, config in zip(classes, (stock_config, tagma_config), strict=True)
+        )
+        self.max_model_len = self.tagma.scheduler.max_model_len
+        assert type(self.stock.scheduler.kv_cache_manager) is KVCacheManager
+        assert type(self.tagma.scheduler.kv_cache_manager) is TagmaKVCacheManager
+        self.documents = [
+            [rng.randrange(3, 256) for _ in range(self.max_model_len)] for _ in range(3)
+        ]
+        self.texts: list[list[int]] = []  # prompts and outputs seen so far: second turns
+        self.created = 0
+        self.decided: dict[str, Any] = {}  # what the last step scheduled
+        self.counts = {"preempted": 0, "cached_tokens": 0, "finished": 0, "resets": 0}
+
+    def run(self, steps: int = STEPS) -> dict[str, int]:
+        for _ in range(steps):
+            self._arrive()
+            self._step()
+            self._disturb()
+        self._drain()
+        self.counts["withdrawn"] = self.stock.scheduler.withdrawn
+        return self.counts
+
+    def _step(self) -> None:
+        stock, tagma = (side.step(self.seed) for side in (self.stock, self.tagma))
+        assert tagma == stock
+        self.decided = tagma
+        self.counts["preempted"] += len(tagma["preempted"] or ())
+        depth = 1 if self.asynchronous and tagma["tokens"] else 0
+        while len(self.tagma.steps) > depth:
+            seen, stock_seen = self.tagma.process(), self.stock.process()
+            assert seen == stock_seen
+            for _, outputs, _ in seen:
+                self.counts["finished"] += sum(out[2] is not None for out in outputs)
+                self.counts["cached_tokens"] += sum(out[3] or 0 for out in outputs)
+        assert self.tagma.publisher.take() == self.stock.publisher.take()
+        self._compare()
+
+    def _compare(self) -> None:
+        stock, tagma = self.stock.scheduler, self.tagma.scheduler
+        free = tagma.kv_cache_manager.block_pool.get_num_free_blocks()
+        assert free == stock.kv_cache_manager.block_pool.get_num_free_blocks()
+        assert [r.request_id for r in tagma.running] == [r.request_id for r in stock.running]
+        assert {n: list(r.all_token_ids) for n, r in tagma.requests.items()} == {
+            n: list(r.all_token_ids) for n, r in stock.requests.items()
+        }
+        tagma.kv_cache_manager.check_invariants()
+
+    def _arrive(self) -> None:
+        rng = self.rng
+        if len(self.tagma.scheduler.waiting) > 12:
+            return
+        for _ in range(rng.choice([0, 0, 1, 1, 2])):
+            kind = rng.random()
+            if kind < 0.3 and self.texts:
+                tokens = rng.choice(self.texts)
+            elif kind < 0.8:
+                tokens = rng.choice(self.documents)[: rng.randint(1, self.max_model_len - 1)]
+            else:
+                tokens = []
+            tokens = tokens + [rng.randrange(3, 256) for _ in range(rng.randint(1, 20))]
+            tokens = tokens[: self.max_model_len - 1]
+            self.created += 1
+            options: dict[str, Any] = {
+                "block_size": self.block_size,
+                "max_tokens": rng.choice([1, 5, 20, 60]),
+                "salt": rng.choice([None, None, "s"]),
+                "priority": self._priority(),
+                "arrival": float(self.created),
+                "skip_reading": True if rng.random() < 0.1 else None,
+                "report_mode": "full" if rng.random() < 0.1 else None,
+            }
+            for side in (self.stock, self.tagma):
+                side.scheduler.add_request(make_request(f"r{self.created}", tokens, **options))
+
+    def _priority(self) -> int:
+        if self.settings["policy"] != "priority":
+            return 0
+        if self.rising:  # the urgent come late: they preempt what was scheduled before them
+            return 9 - self.created % 10
+        return self.rng.randint(0, 2)
+
+    def _disturb(self) -> None:
+        rng = self.rng
+        requests = self.tagma.scheduler.requests
+        for name in list(requests):
+            if rng.random() < 0.01:
+                self._keep(name)
+                for side in (self.stock, self.tagma):
+                    side.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            elif rng.random() < 0.05:
+                self._keep(name)
+        if rng.random() < 0.02:
+            self.counts["resets"] += 1
+            running_too = rng.random() < 0.5
+            done, stock_done = (
+                side.scheduler.reset_prefix_cache(reset_running_requests=running_too)
+                for side in (self.tagma, self.stock)
+            )
+            assert done == stock_done
+        self._compare()
+
+    def _keep(self, name: str) -> None:
+        self.texts.append(list(self.tagma.scheduler.requests[name].all_token_ids))
+        del self.texts[:-10]
+
+    def _drain(self) -> None:
+        steps = 0
+        while self.tagma.scheduler.has_unfinished_requests() or self.tagma.steps:
+            self._step()
+            steps += 1
+            assert steps < 20_000, "requests wait, nothing runs: the engine hangs"
+        assert self.tagma.scheduler.kv_cache_manager.usage == 0.0
+        assert self.tagma.scheduler.reset_prefix_cache()
