@@ -1,0 +1,101 @@
+"""vLLM's schedulers, built around ``TagmaKVCacheManager``.
+
+vLLM has no factory for its KV-cache manager: ``Scheduler.__init__`` calls a class by its global
+name. While that constructor runs, the name stands for our class, so it is built with vLLM's own
+arguments and refuses any that it does not know; right after, the type is checked. A copy of the
+constructor would have to follow vLLM in every release.
+
+This runs in the engine core, where the cache groups of the loaded model are known, so it is also
+the second gate of ``support.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+from typing import Any
+
+import vllm.v1.core.kv_cache_manager as _stock
+import vllm.v1.core.sched.scheduler as _scheduler_module
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from vllm_tagma import support, versions
+from vllm_tagma.config import BACKEND_KEY, TagmaConfig, backend_of
+from vllm_tagma.errors import ConfigError, SeamError
+from vllm_tagma.integration.seams import WORKERS, require_seams
+from vllm_tagma.manager import TagmaKVCacheManager
+
+_logger = logging.getLogger("vllm.tagma.scheduler")
+
+# Two engines may be built in two threads of one process; the swapped name is global.
+_swap_lock = threading.Lock()
+
+
+class _ManagerSwap:
+    """The constructor that both schedulers share."""
+
+    kv_cache_manager: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(Scheduler.__init__).bind(self, *args, **kwargs).arguments
+        vllm_config, kv_cache_config = given["vllm_config"], given["kv_cache_config"]
+        require_seams("scheduler")
+        _require_whole_backend(vllm_config)
+        support.require_supported(vllm_config, kv_cache_config)
+        tagma_config = TagmaConfig.from_sources(vllm_config.additional_config)
+        build = functools.partial(TagmaKVCacheManager, tagma_config=tagma_config)
+        with _swap_lock:
+            if _scheduler_module.KVCacheManager is not _stock.KVCacheManager:
+                raise SeamError(
+                    f"{_scheduler_module.__name__}.KVCacheManager is "
+                    f"{_scheduler_module.KVCacheManager!r}, not vLLM's own: another plugin "
+                    f"replaced it. Disable it with VLLM_PLUGINS or use --kv-cache-backend paged."
+                )
+            _scheduler_module.KVCacheManager = build
+            try:
+                super().__init__(*args, **kwargs)
+            finally:
+                _scheduler_module.KVCacheManager = _stock.KVCacheManager
+        if type(self.kv_cache_manager) is not TagmaKVCacheManager:
+            raise SeamError(
+                f"vLLM built {type(self.kv_cache_manager).__name__} instead of "
+                f"TagmaKVCacheManager: it no longer calls KVCacheManager by that name."
+            )
+        _logger.info(
+            "KV-cache backend tagma: %d blocks of %d tokens, alignment %d, vllm-tagma %s, vLLM %s",
+            kv_cache_config.num_blocks,
+            kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+            tagma_config.alignment,
+            versions.tagma_version(),
+            versions.installed_vllm_version(),
+        )
+
+
+class TagmaScheduler(_ManagerSwap, Scheduler):  # type: ignore[misc]
+    """vLLM's synchronous scheduler on ``TagmaKVCacheManager``."""
+
+
+class TagmaAsyncScheduler(_ManagerSwap, AsyncScheduler):  # type: ignore[misc]
+    """vLLM's asynchronous scheduler on ``TagmaKVCacheManager``."""
+
+
+def _require_whole_backend(vllm_config: Any) -> None:
+    """Refuse a scheduler class that was set by hand without the rest of the backend.
+
+    Raises:
+        ConfigError: ``additional_config`` does not ask for tagma, or the worker is vLLM's own.
+    """
+    if backend_of(vllm_config.additional_config) != "tagma":
+        raise ConfigError(
+            f"scheduler_cls is a class of vllm-tagma, but additional_config does not ask for it. "
+            f"Add --kv-cache-backend tagma or additional_config={{{BACKEND_KEY!r}: 'tagma'}}."
+        )
+    worker = vllm_config.parallel_config.worker_cls
+    if worker not in WORKERS.values():
+        raise ConfigError(
+            f"scheduler_cls is a class of vllm-tagma, but worker_cls is {worker}. "
+            f"Drop --scheduler-cls and use --kv-cache-backend tagma, which sets both."
+        )

@@ -1,0 +1,402 @@
+"""The support matrix is executable: every refused row has a configuration that shows its message.
+
+Where vLLM builds such a configuration on a CPU, it is built; otherwise the finished configuration
+of a tiny model is changed in the one attribute that the option sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from vllm.v1 import kv_cache_interface as kv
+
+from vllm_tagma import support
+from vllm_tagma.errors import UnsupportedError
+from vllm_tagma.integration.engine_args import finalise
+from vllm_tagma.support_probes import attribute
+
+if TYPE_CHECKING:
+    from conftest import ConfigFactory
+
+RULES = {rule.id: rule for rule in support.rules()}
+
+# ---- real arguments: what a user would type -----------------------------------------------------
+
+BY_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "worker": ({"worker_cls": "my.Worker"}, "worker_cls is my.Worker"),
+    "scheduler-cls": ({"scheduler_cls": "my.Sched"}, "--scheduler-cls is my.Sched"),
+    "tensor-parallel": ({"tensor_parallel_size": 2}, "--tensor-parallel-size is 2"),
+    "pipeline-parallel": ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size is 2"),
+    "data-parallel": ({"data_parallel_size": 2}, "--data-parallel-size is 2"),
+    "executor": (
+        {"distributed_executor_backend": "external_launcher"},
+        "--distributed-executor-backend is external_launcher",
+    ),
+    "kv-offloading": ({"kv_offloading_size": 1.0}, "--kv-offloading-size is 1.0"),
+    "pooling": ({"runner": "pooling"}, "--runner is pooling"),
+    "prefix-match-unit": (
+        {"prefix_match_unit": 16},
+        "--prefix-match-unit is 16 with a block size of 32",
+    ),
+    "retention-interval": (
+        {"prefix_cache_retention_interval": 64},
+        "--prefix-cache-retention-interval is 64",
+    ),
+    "speculative-decoding": (
+        {
+            "speculative_config": {
+                "method": "ngram",
+                "num_speculative_tokens": 2,
+                "prompt_lookup_max": 2,
+            }
+        },
+        "--speculative-config is ngram",
+    ),
+    "fast-prefill": ({"kv_sharing_fast_prefill": True}, "--kv-sharing-fast-prefill is True"),
+    "kv-dtype-skip-layers": (
+        {"kv_cache_dtype_skip_layers": ["0"]},
+        "--kv-cache-dtype-skip-layers is ['0']",
+    ),
+    "alignment": (
+        {"additional_config": {"kv_cache_backend": "tagma", "tagma": {"alignment": 4}}},
+        "['alignment'] is 4 blocks",
+    ),
+}
+
+# ---- one attribute of a finished configuration --------------------------------------------------
+
+BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
+    "v2-runner": ("use_v2_model_runner", True, "use_v2_model_runner is True"),
+    "gpu": (
+        "parallel_config.worker_cls",
+        "vllm_tagma.integration.worker_v2.TagmaWorker",
+        "worker_cls is vllm_tagma.integration.worker_v2.TagmaWorker",
+    ),
+    "watermarking": ("watermark_config", object(), "--watermark-config is set"),
+    "decode-context-parallel": (
+        "parallel_config.decode_context_parallel_size",
+        2,
+        "--decode-context-parallel-size is 2",
+    ),
+    "prefill-context-parallel": (
+        "parallel_config.prefill_context_parallel_size",
+        2,
+        "--prefill-context-parallel-size is 2",
+    ),
+    "multi-node": ("parallel_config.nnodes", 2, "--nnodes is 2"),
+    "elastic-ep": ("parallel_config.enable_elastic_ep", True, "--enable-elastic-ep is True"),
+    "fault-tolerance": (
+        "parallel_config.enable_fault_tolerance",
+        True,
+        "--enable-fault-tolerance is True",
+    ),
+    "microbatching": ("parallel_config.use_ubatching", True, "--ubatch-size is True"),
+    "kv-transfer": (
+        "kv_transfer_config",
+        SimpleNamespace(kv_connector="NixlConnector"),
+        "--kv-transfer-config is NixlConnector",
+    ),
+    "hisparse": ("attention_config.hisparse_config", object(), "hisparse_config is set"),
+    "encoder-transfer": (
+        "ec_transfer_config",
+        SimpleNamespace(ec_connector="ECExampleConnector"),
+        "--ec-transfer-config is ECExampleConnector",
+    ),
+    "weight-transfer": (
+        "weight_transfer_config",
+        SimpleNamespace(backend="nccl"),
+        "--weight-transfer-config is nccl",
+    ),
+    "aux-output": ("aux_output_config.enabled", True, "--enable-return-routed-experts is True"),
+    "sleep-mode": ("model_config.enable_sleep_mode", True, "--enable-sleep-mode is True"),
+    "hash-lookahead": ("num_hash_lookahead_tokens", 1, "num_hash_lookahead_tokens is 1"),
+    "diffusion": ("diffusion_config", object(), "--diffusion-config is set"),
+    "encoder-decoder": (
+        "model_config.is_encoder_decoder",
+        True,
+        "model architecture is LlamaForCausalLM",
+    ),
+    "encoder-only-multimodal": ("is_mm_encoder_only", True, "--mm-encoder-only is True"),
+    "attention-free": ("model_config.is_attention_free", True, "model architecture is Llama"),
+    "mla": ("model_config.use_mla", True, "model architecture is LlamaForCausalLM"),
+    "mamba": ("model_config.is_hybrid", True, "model architecture is LlamaForCausalLM"),
+    "sliding-window": ("cache_config.sliding_window", 128, "sliding_window of the model is 128"),
+    "engram": ("engram_config", object(), "--engram-config is set"),
+    "sparse-indexer": (
+        "attention_config.minimax_m3_indexer_cp",
+        True,
+        "minimax_m3_indexer_cp is True",
+    ),
+    "kv-cache-dtype": ("cache_config.cache_dtype", "nvfp4", "--kv-cache-dtype is nvfp4"),
+}
+
+# ---- KV-cache groups ----------------------------------------------------------------------------
+
+
+def _full(**changes: Any) -> kv.FullAttentionSpec:
+    base = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+    return kv.FullAttentionSpec(**{**base, **changes})
+
+
+def _cache(*specs: Any, group: dict[str, Any] | None = None, **changes: Any) -> kv.KVCacheConfig:
+    groups = [
+        kv.KVCacheGroupSpec(layer_names=[f"layer{i}"], kv_cache_spec=spec, **(group or {}))
+        for i, spec in enumerate(specs)
+    ]
+    return kv.KVCacheConfig(num_blocks=16, kv_cache_tensors=[], kv_cache_groups=groups, **changes)
+
+
+def _windowed() -> kv.SlidingWindowSpec:
+    return kv.SlidingWindowSpec(
+        block_size=32, num_kv_heads=2, head_size=32, dtype=torch.bfloat16, sliding_window=128
+    )
+
+
+def _mla() -> kv.MLAAttentionSpec:
+    return kv.MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)
+
+
+def _mamba() -> kv.MambaSpec:
+    return kv.MambaSpec(block_size=32, shapes=((2, 2),), dtypes=(torch.float32,))
+
+
+def _cross() -> kv.CrossAttentionSpec:
+    return kv.CrossAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.bfloat16)
+
+
+def _sink() -> kv.SinkFullAttentionSpec:
+    return kv.SinkFullAttentionSpec(
+        block_size=32, num_kv_heads=2, head_size=32, dtype=torch.bfloat16, sink_len=4
+    )
+
+
+CACHES: list[tuple[str, Callable[[], Any], str]] = [
+    ("cache-groups", lambda: _cache(), "number of cache groups of the model is 0"),
+    ("cache-groups", lambda: _cache(_full(), _full()), "number of cache groups of the model is 2"),
+    ("mla", lambda: _cache(_mla()), "is MLAAttentionSpec"),
+    ("sliding-window", lambda: _cache(_windowed()), "is SlidingWindowSpec"),
+    (
+        "sliding-window",
+        lambda: _cache(_full(sliding_window=64)),
+        "sliding_window of the model is sliding_window=64 tokens",
+    ),
+    (
+        "sliding-window",
+        lambda: _cache(_full(attention_chunk_size=64)),
+        "is attention_chunk_size=64 tokens",
+    ),
+    ("mamba", lambda: _cache(_mamba()), "model architecture is MambaSpec"),
+    ("zeroing", lambda: _cache(_mamba()), "zeroing of new blocks is required"),
+    ("cross-attention", lambda: _cache(_cross()), "is CrossAttentionSpec"),
+    ("other-attention", lambda: _cache(_sink()), "is SinkFullAttentionSpec"),
+    ("other-attention", lambda: _cache(_full(non_causal=True)), "non_causal=True"),
+    (
+        "other-attention",
+        lambda: _cache(_full(tokens_per_state=Fraction(1, 2))),
+        "tokens_per_state=1/2",
+    ),
+    (
+        "special-group",
+        lambda: _cache(_full(), group={"role": kv.KVCacheGroupRole.HISPARSE_SOURCE}),
+        "cache group of the model is role=hisparse_source",
+    ),
+    (
+        "special-group",
+        lambda: _cache(_full(), group={"host_resident": True}),
+        "is host_resident=True",
+    ),
+    (
+        "special-group",
+        lambda: _cache(_full(), hisparse_host_num_blocks=8),
+        "is hisparse_host_num_blocks=8",
+    ),
+    (
+        "prefix-match-unit",
+        lambda: _cache(_full(), hash_block_size=16),
+        "--prefix-match-unit is 16 tokens with a block size of 32",
+    ),
+]
+
+
+def _assert_message(findings: list[support.Finding], rule_id: str, value: str) -> None:
+    messages = [f.message for f in findings if f.rule.id == rule_id]
+    assert len(messages) == 1, [f.rule.id for f in findings]
+    message = messages[0]
+    assert value in message
+    assert RULES[rule_id].way_out in message
+    assert message.startswith("--kv-cache-backend tagma does not serve ")
+    assert message.endswith(", or use --kv-cache-backend paged.")
+
+
+@pytest.mark.parametrize("rule_id", BY_ARGUMENTS)
+def test_arguments_are_refused(engine_args: ConfigFactory, rule_id: str) -> None:
+    changes, value = BY_ARGUMENTS[rule_id]
+    arguments = engine_args(**{"additional_config": {"kv_cache_backend": "tagma"}, **changes})
+    with pytest.raises(UnsupportedError) as error:
+        arguments.create_engine_config()
+    lines = [line for line in str(error.value).splitlines() if value in line]
+    assert len(lines) == 1, error.value
+    assert RULES[rule_id].way_out in lines[0]
+
+
+class _Changed:
+    """A configuration that differs from ``inner`` in one attribute; all else is the real one."""
+
+    def __init__(self, inner: Any, name: str, value: Any) -> None:
+        self._inner = inner
+        self.__dict__[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _with_attribute(config: Any, path: str, value: Any) -> Any:
+    head, _, rest = path.partition(".")
+    if not rest:
+        return _Changed(config, head, value)
+    return _Changed(config, head, _with_attribute(getattr(config, head), rest, value))
+
+
+# Options of one release only; every other attribute must exist in the installed one.
+ONLY_IN_033 = {"hash-lookahead", "sparse-indexer"}
+
+
+@pytest.mark.parametrize("rule_id", BY_ATTRIBUTE)
+def test_attributes_are_refused(vllm_config: ConfigFactory, rule_id: str) -> None:
+    path, wrong, value = BY_ATTRIBUTE[rule_id]
+    config = vllm_config()
+    if rule_id == "sliding-window":
+        config = _with_attribute(config, "model_config.hf_text_config.sliding_window", 128)
+    owner, _, name = path.rpartition(".")
+    holder = attribute(config, owner) if owner else config
+    assert hasattr(holder, name) or rule_id in ONLY_IN_033, f"vLLM has no {path}"
+    findings = support.explain(_with_attribute(config, path, wrong))
+    _assert_message(findings, rule_id, value)
+
+
+def test_interleaved_windows_are_refused(vllm_config: ConfigFactory) -> None:
+    config = _with_attribute(vllm_config(), "model_config.hf_text_config.sliding_window", 512)
+    assert support.explain(config) == []  # a window that no layer uses
+    layers = ["full_attention", "sliding_attention"]
+    config = _with_attribute(config, "model_config.hf_text_config.layer_types", layers)
+    _assert_message(support.explain(config), "sliding-window", "512 tokens in some layers")
+
+
+@pytest.mark.parametrize(("rule_id", "make", "value"), CACHES)
+def test_cache_groups_are_refused(
+    vllm_config: ConfigFactory, rule_id: str, make: Callable[[], Any], value: str
+) -> None:
+    _assert_message(support.explain(vllm_config(), make()), rule_id, value)
+
+
+def test_every_refused_row_is_shown_here() -> None:
+    shown = {*BY_ARGUMENTS, *BY_ATTRIBUTE, *(rule_id for rule_id, _, _ in CACHES)}
+    refused = {rule.id for rule in RULES.values() if rule.status != "served"}
+    assert shown == refused
+
+
+def test_rows_are_well_formed() -> None:
+    assert len(RULES) == len(support.rules())
+    for rule in support.rules():
+        asks = rule.in_config is not None or rule.in_cache is not None
+        assert asks == (rule.status != "served"), rule.id
+        assert rule.why, rule.id
+        assert bool(rule.way_out) == asks, rule.id
+        assert not rule.why.endswith("."), rule.id
+
+
+CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
+GPU_WORKER = "vllm.v1.worker.gpu_worker.Worker"
+
+
+def _on_a_gpu(config: Any, *, v2: bool = True) -> Any:
+    """The configuration as vLLM finishes it on CUDA."""
+    config = _with_attribute(config, "parallel_config.worker_cls", GPU_WORKER)
+    return _with_attribute(config, "use_v2_model_runner", v2)
+
+
+def _refusals(config: Any) -> list[str]:
+    return [finding.rule.id for finding in support.explain(config)]
+
+
+def _with_options(vllm_config: ConfigFactory, **options: bool) -> Any:
+    return vllm_config(additional_config={"kv_cache_backend": "tagma", "tagma": options})
+
+
+def test_a_gpu_is_admitted_by_its_option_alone(vllm_config: ConfigFactory) -> None:
+    _assert_message(support.explain(_on_a_gpu(vllm_config())), "gpu", f"worker_cls is {GPU_WORKER}")
+    for option in ("v2_interpreter", "debug_slots"):
+        assert _refusals(_on_a_gpu(_with_options(vllm_config, **{option: True}))) == ["gpu"]
+    config = _with_options(vllm_config, experimental_gpu=True)
+    assert _refusals(_on_a_gpu(config)) == []
+    assert finalise(_on_a_gpu(config)).parallel_config.worker_cls == (
+        "vllm_tagma.integration.worker_v2.TagmaWorker"
+    )
+
+
+def test_a_gpu_with_the_v1_runner_has_no_worker(vllm_config: ConfigFactory) -> None:
+    config = _on_a_gpu(_with_options(vllm_config, experimental_gpu=True), v2=False)
+    _assert_message(support.explain(config), "worker", f"{GPU_WORKER} with Model Runner V1")
+
+
+def test_v2_on_a_cpu_is_admitted_under_the_interpreter_alone(
+    vllm_config: ConfigFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for options, interpret, refused in (
+        ({}, "1", ["v2-runner"]),
+        ({"experimental_gpu": True}, "1", ["v2-runner"]),
+        ({"v2_interpreter": True}, "0", ["v2-runner"]),
+        ({"v2_interpreter": True}, "1", []),
+    ):
+        config = _with_attribute(
+            _with_options(vllm_config, **options), "parallel_config.worker_cls", CPU_WORKER
+        )
+        config = _with_attribute(config, "use_v2_model_runner", True)
+        monkeypatch.setenv("TRITON_INTERPRET", interpret)
+        assert _refusals(config) == refused
+    assert finalise(config).parallel_config.worker_cls == (
+        "vllm_tagma.integration.worker_v2.TagmaV2CPUWorker"
+    )
+
+
+SERVED: dict[str, dict[str, Any]] = {
+    "nothing special": {},
+    "prefix caching off": {"enable_prefix_caching": False},
+    "chunked prefill off": {"enable_chunked_prefill": False},
+    "priority": {"scheduling_policy": "priority"},
+    "watermark": {"watermark": 0.1},
+    "full prompt reservation off": {"scheduler_reserve_full_isl": False},
+    "lora": {"enable_lora": True, "max_lora_rank": 8},
+    "kv events": {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}},
+    "kv metrics": {"kv_cache_metrics": True},
+    "async scheduling asked for": {"async_scheduling": True},
+    "hash": {"prefix_caching_hash_algo": "sha256_cbor"},
+    "debugging": {
+        "additional_config": {"kv_cache_backend": "tagma", "tagma": {"debug_slots": True}}
+    },
+    "match unit equal to the block": {"prefix_match_unit": 32},
+}
+
+
+@pytest.mark.parametrize("case", SERVED)
+def test_what_is_served_is_not_refused(vllm_config: ConfigFactory, case: str) -> None:
+    config = vllm_config(**{"additional_config": {"kv_cache_backend": "tagma"}, **SERVED[case]})
+    support.require_supported(config, _cache(_full(), hash_block_size=32))
+
+
+def test_a_refusal_from_the_cache_stops_too(vllm_config: ConfigFactory) -> None:
+    with pytest.raises(UnsupportedError, match="MLA"):
+        support.require_supported(vllm_config(), _cache(_mla()))
+
+
+def test_the_document_is_current() -> None:
+    path = Path(__file__).parents[2] / support.DOCUMENT
+    assert path.read_text() == support.render_markdown(), (
+        "docs/support.md differs from the table; run `python -m vllm_tagma.support`"
+    )
