@@ -1,0 +1,89 @@
+# Two commands matter: `make serve` and `make test`. Everything they need beyond Python >= 3.11 (with
+# headers), a C++ compiler and make is installed into .venv, .model and build/, which git ignores.
+
+PYTHON ?= python3
+MODEL ?=
+HOST ?= 127.0.0.1
+PORT ?= 8000
+ARGS ?=
+PYTEST_ARGS ?=
+# Test files run at the same time; each may hold an engine of 2 to 5 GB.
+JOBS ?= 2
+OPS ?= 10000000
+SEED ?= 1
+
+BIN := .venv/bin
+SETUP := $(PYTHON) tools/prepare.py
+# Tests never ask a model hub for anything.
+TEST_ENV := TAGMA_VLLM033=$(CURDIR)/build/vllm-0.33 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
+CXX_FILES := $(wildcard csrc/*/*.hpp csrc/*/*.cpp)
+
+# A value as one word of the shell, whatever quotes it contains.
+quote = '$(subst ','\'',$(1))'
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help serve test test-fast lint format cpp-test fuzz wheel pytest env doctor gpu-check clean distclean python
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo "Variables: MODEL=folder-or-hub-id PORT=8000 HOST=127.0.0.1 ARGS=\"vllm flags\" PYTHON=python3.12"
+
+serve: python ## Set everything up and serve a model on the tagma backend
+	@exec $(PYTHON) tools/serve.py --model=$(call quote,$(MODEL)) --host=$(call quote,$(HOST)) \
+	  --port=$(call quote,$(PORT)) --args=$(call quote,$(ARGS))
+
+test: lint cpp-test wheel pytest ## Everything that CI runs, cheapest first
+
+lint: tools ## ruff, mypy, clang-format
+	@$(BIN)/ruff check src tests tools
+	@$(BIN)/ruff format --check src tests tools
+	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: tools ## Rewrite the sources as lint wants them
+	@$(BIN)/ruff check --fix src tests tools
+	@$(BIN)/ruff format src tests tools
+	@$(BIN)/clang-format -i $(CXX_FILES)
+
+cpp-test: tools ## The C++ tests under ASan and UBSan
+	@PATH="$(CURDIR)/$(BIN):$$PATH" && mkdir -p build/logs \
+	  && $(BIN)/cmake -S . -B build/asan -G Ninja -DTAGMA_BUILD_TESTS=ON -DTAGMA_SANITIZE=ON > build/logs/cmake-asan.log \
+	  && $(BIN)/cmake --build build/asan \
+	  && $(BIN)/ctest --test-dir build/asan --output-on-failure
+
+fuzz: cpp-test ## The pool's fuzzer at length: OPS=10000000 SEED=1
+	@build/asan/pool_fuzz --ops $(OPS) --seed $(SEED)
+
+wheel: tools ## Build the abi3 wheel, audit and import it
+	@$(SETUP) wheel
+
+pytest: tools
+	@$(SETUP) model vllm-sources
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+
+test-fast: tools ## pytest without the tests that start an engine
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not engine" $(PYTEST_ARGS)
+
+gpu-check: ## Check and time the V2 kernels on a CUDA GPU (needs torch and Triton only)
+	@PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m vllm_tagma.kernels.gpu_check
+
+doctor: env ## What is installed, which seams fit, what MODEL would be refused for
+	@$(BIN)/tagma doctor $(if $(MODEL),$(call quote,$(MODEL))) $(if $(ARGS),-- $(ARGS))
+
+env: python ## Build .venv with vLLM and this package
+	@$(SETUP) env
+
+.PHONY: tools
+tools: python
+	@$(SETUP) env tools
+
+python:
+	@$(PYTHON) tools/check_python.py
+
+clean: ## Remove build outputs (keeps .venv and .model)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests tools -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean ## Remove .venv and .model as well
+	rm -rf .venv .model

@@ -1,0 +1,64 @@
+"""The ``tagma`` command: parses and prints, nothing else; one module per sub-command.
+
+Imports stay light: ``tagma --version`` must not load torch or vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vllm_tagma import versions
+from vllm_tagma.bench.command import app as bench_app
+from vllm_tagma.report.command import report
+
+app = typer.Typer(
+    name="tagma",
+    help="Range-addressed KV-cache blocks for vLLM.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vllm-tagma {versions.tagma_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Range-addressed KV-cache blocks for vLLM."""
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def doctor(
+    context: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(help="Model folder or hub id to check; vLLM flags follow '--'.")
+    ] = None,
+) -> None:
+    """Show what is installed, which seams of vLLM fit, and what MODEL would be refused for.
+
+    Exit status: 0 healthy, 1 problems. Example: tagma doctor ./model -- --max-model-len 4096
+    """
+    from vllm_tagma import doctor as command
+
+    if model is not None and model.startswith("-"):
+        raise typer.BadParameter(f"name a model before the vLLM flags (got {model!r})")
+    raise typer.Exit(command.run(model=model, vllm_flags=context.args))
+
+
+app.add_typer(bench_app)
+app.command()(report)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
