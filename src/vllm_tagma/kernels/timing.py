@@ -1,0 +1,71 @@
+"""Times of short GPU kernels: samples of many launches, as launched one by one and as a graph.
+
+A kernel of a few microseconds is shorter than the resolution of an event and than a launch, so a
+sample is the mean of ``INNER`` calls. One by one, a call costs what the host needs to launch it or
+the kernel, whichever is longer; in a replayed graph it costs the kernel.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import torch
+
+SAMPLES: Final = 60
+INNER: Final = 20
+
+
+class Timing(NamedTuple):
+    """Microseconds per call: the median of the samples, and their 10th and 90th percentile."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(samples: list[float]) -> Timing:
+        """Of samples in microseconds; needs at least two."""
+        deciles = statistics.quantiles(samples, n=10, method="inclusive")
+        return Timing(median=statistics.median(samples), low=deciles[0], high=deciles[-1])
+
+
+def launched(call: Callable[[], object]) -> Timing:
+    """``call`` launched one by one on the current stream."""
+
+    def several() -> None:
+        for _ in range(INNER):
+            call()
+
+    return _sampled(several)
+
+
+def replayed(call: Callable[[], object]) -> Timing:
+    """``call`` captured into a CUDA graph, ``INNER`` times, and replayed."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()  # compiles outside the capture
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(INNER):
+            call()
+    return _sampled(graph.replay)
+
+
+def _sampled(several: Callable[[], object]) -> Timing:
+    """Samples of a function that makes ``INNER`` calls; three runs to warm up."""
+    for _ in range(3):
+        several()
+    torch.cuda.synchronize()
+    samples = []
+    for _ in range(SAMPLES):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        several()
+        end.record()
+        end.synchronize()
+        samples.append(begin.elapsed_time(end) * 1000 / INNER)
+    return Timing.of(samples)

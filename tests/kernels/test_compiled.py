@@ -1,0 +1,86 @@
+"""The kernels as compiled for GPUs, which needs no GPU: they compile, and load as claimed.
+
+Triton lowers a kernel to machine code for a named architecture anywhere. Its first intermediate
+form keeps loads as written, so a table load per position would show as a load of a tile of int32.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from vllm_tagma.kernels import expansion, paged, range_tables, slot_mapping
+
+_RANGES = {
+    "range_start_ptr": "*i32",
+    "range_cum_ptr": "*i32",
+    "num_ranges_ptr": "*i32",
+    "num_blocks_ptr": "*i32",
+}
+_BATCH = {"idx_mapping_ptr": "*i32", "query_start_loc_ptr": "*i32", "positions_ptr": "*i64"}
+_CONSTANTS = {"MAX_RANGES": 256, "NULL_BLOCK": 0, "PAD": -1, "TILE": 1024, "HEADER": 6}
+_TYPES = {
+    **_RANGES,
+    **_BATCH,
+    "packed_ptr": "*i32",
+    "block_sizes_ptr": "*i32",
+    "enabled_ptr": "*i1",
+    "num_computed_tokens_ptr": "*i32",
+    "block_table_ptr": "*i32",
+}
+KERNELS = {
+    "slot_mapping": (slot_mapping._slot_mapping_kernel, {"out_ptr": "*i64"}),
+    "expansion": (expansion._expansion_kernel, {"MASKS_WINDOW": False}),
+    "expansion, window": (expansion._expansion_kernel, {"MASKS_WINDOW": True}),
+    "write_rows": (range_tables._write_rows_kernel, {}),
+    "paged slot_mapping": (paged._slot_mapping_kernel, {"out_ptr": "*i64"}),
+    "paged gather": (paged._gather_kernel, {}),
+}
+
+
+def compiled(name: str, capability: int = 90) -> Any:
+    """The kernel compiled for one compute capability; scalars are 32-bit integers."""
+    kernel, own = KERNELS[name]
+    constants = {k: v for k, v in {**_CONSTANTS, **own}.items() if not isinstance(v, str)}
+    types = {"out_ptr": "*i32", **_TYPES, **{k: v for k, v in own.items() if isinstance(v, str)}}
+    constants = {k: v for k, v in constants.items() if k in kernel.arg_names}
+    signature = {
+        argument: "constexpr" if argument in constants else types.get(argument, "i32")
+        for argument in kernel.arg_names
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32))
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiles_for_a_gpu(name: str, capability: int) -> None:
+    assert len(compiled(name, capability).asm["cubin"]) > 1000
+
+
+def loads_of(name: str) -> list[str]:
+    """The types of all loads in the code of a kernel, e.g. ``tensor<1024xi64>``."""
+    code = compiled(name).asm["ttir"]
+    loads = re.findall(r"tt\.load .* : (?:tensor<(\d+)x)?!tt\.ptr<(i\d+)>", code)
+    assert len(loads) == code.count("tt.load ")
+    return sorted(f"{lanes}x{dtype}" if lanes else dtype for lanes, dtype in loads)
+
+
+def test_the_range_kernels_load_no_table_entry_per_position() -> None:
+    tiles = [load for load in loads_of("slot_mapping") if load.startswith("1024x")]
+    assert tiles == ["1024xi64"], "a tile loads its positions and nothing else"
+    assert [load for load in loads_of("expansion") if load.startswith("1024x")] == []
+
+
+def test_the_paged_kernels_load_one_table_entry_per_position() -> None:
+    tiles = [load for load in loads_of("paged slot_mapping") if load.startswith("1024x")]
+    assert tiles == ["1024xi32", "1024xi64"]
+    assert [load for load in loads_of("paged gather") if load.startswith("1024x")] == ["1024xi32"]

@@ -1,0 +1,77 @@
+"""``make gpu-check``: what it needs, what it says without a GPU, that it compares like with like.
+
+The times themselves need a GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+KERNELS = REPOSITORY / "src" / "vllm_tagma" / "kernels"
+
+
+def run(arguments: list[str], **extra: str) -> subprocess.CompletedProcess[str]:
+    """Python with the source tree on its path and no GPU in sight."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    environment.update(extra)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_a_gpu_it_says_so_and_fails(tmp_path: Path) -> None:
+    out = tmp_path / "gpu-check.json"
+    result = run(["-m", "vllm_tagma.kernels.gpu_check", "--out", str(out)])
+    assert result.returncode == 2
+    assert "sees no CUDA device on this machine. Nothing was checked or timed" in result.stderr
+    assert not out.exists()
+
+
+def test_it_needs_neither_vllm_nor_the_extension() -> None:
+    code = (
+        "import sys, vllm_tagma.kernels.gpu_check;"
+        "print(sorted(m for m in sys.modules if m == 'vllm' or m.startswith('vllm_tagma._')))"
+    )
+    result = run(["-c", code])
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_the_folder_imports_torch_numpy_and_triton_alone() -> None:
+    known = set(sys.stdlib_module_names) | {"torch", "numpy", "triton"}
+    for path in sorted(KERNELS.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                names = [name.name for name in node.names]
+            else:
+                continue
+            for name in names:
+                ours = name.startswith("vllm_tagma.kernels")
+                assert ours or name.split(".")[0] in known, f"{path.name} imports {name}"
+
+
+def test_both_ways_of_a_workload_write_the_same() -> None:
+    code = """
+from vllm_tagma.kernels import gpu_check
+from vllm_tagma.kernels.layouts import draw_batch
+batch = draw_batch(seed=3, device="cpu", requests=4, num_ranges=3, blocks_per_row=40, query=30)
+for make in (gpu_check.slots_of, gpu_check.tables_of):
+    workload = make("small", batch)
+    paged = workload.paged().flatten().clone()
+    assert int(paged.max()) > 0
+    workload.tagma().zero_()
+    print(bool((workload.tagma().flatten() == paged).all()))
+"""
+    result = run(["-c", code], TRITON_INTERPRET="1")
+    assert result.stdout.split() == ["True", "True"], result.stderr[-3000:]
