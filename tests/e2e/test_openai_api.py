@@ -1,0 +1,114 @@
+"""``vllm serve --kv-cache-backend tagma`` as a user starts it: plugin by entry point."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+READY_SECONDS = 400
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def post(port: int, path: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.loads(response.read())
+
+
+@contextmanager
+def serving(
+    backend: str, model: Path, environment: dict[str, str], folder: Path
+) -> Iterator[tuple[int, Path]]:
+    """A server on a free port, and its log."""
+    port = free_port()
+    log = folder / f"{backend}.log"
+    vllm = Path(sys.executable).with_name("vllm")
+    command = [str(vllm), "serve", str(model), "--kv-cache-backend", backend, "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--enforce-eager", "--max-model-len", "1024"]
+    command += [
+        "--block-size",
+        "32",
+        "--dtype",
+        "float32",
+        "--kv-cache-memory-bytes",
+        str(256 << 20),
+        "--seed",
+        "0",
+    ]
+    command += ["--served-model-name", "smollm2", "--enable-prompt-tokens-details"]
+    with log.open("w") as output:
+        server = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+    try:
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            assert server.poll() is None, f"server ended:\n{log.read_text()[-6000:]}"
+            assert time.monotonic() < deadline, f"not ready:\n{log.read_text()[-6000:]}"
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+                break
+            except OSError:
+                time.sleep(1)
+        yield port, log
+    finally:
+        server.terminate()
+        try:
+            server.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def conversation(port: int) -> list[tuple[str, int]]:
+    """Three turns over one history: (answer, cached prompt tokens) of each."""
+    messages = [{"role": "system", "content": "You answer in one sentence. " * 20}]
+    turns = []
+    for question in ("Why is the sky blue?", "And at sunset?", "And on Mars?"):
+        messages.append({"role": "user", "content": question})
+        answer = post(
+            port,
+            "/v1/chat/completions",
+            {"model": "smollm2", "messages": messages, "temperature": 0, "max_tokens": 24},
+        )
+        text = answer["choices"][0]["message"]["content"]
+        messages.append({"role": "assistant", "content": text})
+        turns.append((text, (answer["usage"]["prompt_tokens_details"] or {})["cached_tokens"]))
+    return turns
+
+
+def test_chat_over_http_equals_paged(
+    model: Path, engine_environment: dict[str, str], tmp_path: Path
+) -> None:
+    seen = {}
+    for backend in ("paged", "tagma"):
+        with serving(backend, model, engine_environment, tmp_path) as (port, log):
+            seen[backend] = conversation(port)
+            assert ("KV-cache backend tagma" in log.read_text()) == (backend == "tagma")
+            assert (
+                "kv_cache_usage_perc"
+                in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30)
+                .read()
+                .decode()
+            )
+    assert seen["tagma"] == seen["paged"]
+    assert all(text for text, _ in seen["tagma"])
+    assert seen["tagma"][-1][1] > 0, "the third turn must hit the first two"
