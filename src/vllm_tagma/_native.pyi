@@ -111,6 +111,17 @@ class RangeTable:
         block_size: int,
         /,
     ) -> int: ...
+    def compute_slots_at(
+        self,
+        num_reqs: int,
+        query_start_loc: int,
+        positions: int,
+        num_tokens: int,
+        out: int,
+        pad_to: int,
+        block_size: int,
+        /,
+    ) -> int: ...
 
 def bench_names() -> list[str]: ...
 def bench(name: str, iterations: int, /) -> tuple[int, dict[str, int]]: ...

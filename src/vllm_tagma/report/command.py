@@ -1,0 +1,49 @@
+"""``tagma report``: the sub-command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vllm_tagma.errors import TagmaError
+
+
+def report(
+    files: Annotated[
+        list[Path], typer.Argument(help="Results of 'tagma bench host --json'.", metavar="FILES...")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")],
+) -> None:
+    """One HTML page and one Markdown file from benchmark results.
+
+    The newest result is reported, older ones are compared with it. Nothing is measured. Exit
+    status: 0 written, 1 not. Example: tagma report host.json --output report
+    """
+    try:
+        written = write_report(files, output)
+    except TagmaError as error:
+        typer.echo(f"tagma report: {error}", err=True)
+        raise typer.Exit(1) from None
+    for path in written:
+        typer.echo(str(path))
+
+
+def write_report(files: list[Path], output: Path) -> list[Path]:
+    """Writes ``report.html``, ``report.md`` and ``figures/*.svg``; returns the first two.
+
+    Raises ``ResultError`` for a file that is no result, ``ChartError`` without matplotlib.
+    """
+    from vllm_tagma.bench import schema
+    from vllm_tagma.report import content, html_page, markdown
+
+    document = content.build([schema.read(path) for path in files])
+    figures = output / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    for figure in document.figures:
+        (figures / f"{figure.name}.svg").write_text(figure.svg, encoding="utf-8")
+    page, text = output / "report.html", output / "report.md"
+    page.write_text(html_page.render(document), encoding="utf-8")
+    text.write_text(markdown.render(document, figures="figures"), encoding="utf-8")
+    return [page, text]
