@@ -26,7 +26,8 @@ using namespace tagma::py;
 struct PoolObject {
   PyObject ob_base;
   KvPool* pool;
-  size_t key_bytes;  // of this pool's block hashes; 0 until the first is seen
+  std::vector<const uint8_t*>* keys;  // scratch of Publication, kept for its memory
+  size_t key_bytes;                   // of this pool's block hashes; 0 until the first is seen
 };
 
 KvPool& pool_of(PyObject* self) { return *reinterpret_cast<PoolObject*>(self)->pool; }
@@ -78,26 +79,38 @@ Demand demand_of(PyObject* const* args) {
   return demand;
 }
 
-void publish_up_to(PyObject* self, RowHandle row, PyObject* blocks, PyObject* hashes) {
-  const int32_t upto = to_int32(blocks);
-  if (upto <= 0) return;
-  const Hashes keys(self, hashes);
-  pool_of(self).publish(row, std::min(upto, keys.size()), keys);
-}
-
-// Refuses what publish_up_to() would refuse for a row of `row_blocks` blocks, `published` of them
-// published, while nothing has changed yet.
-void check_publication(PyObject* self, int32_t published, int32_t row_blocks, PyObject* blocks,
-                       PyObject* hashes) {
-  const int32_t upto = to_int32(blocks);
-  if (upto <= 0) return;
-  const Hashes keys(self, hashes);
-  const int32_t last = std::min(upto, keys.size());
-  if (last > published && last > row_blocks) {
-    throw UsageError(tagma::message("publish ", last, " blocks of a row of ", row_blocks));
+// The block hashes that a call will publish, read and checked while nothing has changed yet: the
+// hashes [published, blocks) of a row that will hold `row_blocks` blocks.
+class Publication {
+ public:
+  Publication(PyObject* self, int32_t published, int32_t row_blocks, PyObject* blocks,
+              PyObject* hashes)
+      : pool_(pool_of(self)), first_(published), last_(to_int32(blocks)) {
+    if (last_ <= 0) return;
+    const Hashes keys(self, hashes);
+    last_ = std::min(last_, keys.size());
+    if (last_ <= first_) return;
+    if (last_ > row_blocks) {
+      throw UsageError(tagma::message("publish ", last_, " blocks of a row of ", row_blocks));
+    }
+    std::vector<const uint8_t*>& scratch = *reinterpret_cast<PoolObject*>(self)->keys;
+    scratch.clear();
+    scratch.reserve(static_cast<size_t>(last_ - first_));
+    for (int32_t i = first_; i < last_; ++i) scratch.push_back(keys(i));
+    keys_ = scratch.data();
   }
-  for (int32_t i = published; i < last; ++i) keys(i);
-}
+
+  void apply(RowHandle row) const {
+    if (keys_ == nullptr) return;
+    pool_.publish(row, last_, [this](int32_t i) { return keys_[i - first_]; });
+  }
+
+ private:
+  KvPool& pool_;
+  int32_t first_;
+  int32_t last_;
+  const uint8_t* const* keys_ = nullptr;
+};
 
 PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return guarded([&]() -> PyObject* {
@@ -113,8 +126,10 @@ PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     options.record_evictions = record != 0;
     options.seed = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
     auto pool = std::make_unique<KvPool>(options);
+    auto keys = std::make_unique<std::vector<const uint8_t*>>();
     PyObject* self = checked(PyType_GenericAlloc(type, 0));
     reinterpret_cast<PoolObject*>(self)->pool = pool.release();
+    reinterpret_cast<PoolObject*>(self)->keys = keys.release();
     return self;
   });
 }
@@ -122,6 +137,7 @@ PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 void dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   delete reinterpret_cast<PoolObject*>(self)->pool;
+  delete reinterpret_cast<PoolObject*>(self)->keys;
   reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
   Py_DECREF(type);
 }
@@ -150,13 +166,13 @@ PyObject* admit(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     check_nargs("admit", nargs, 9);
     const RangeList& hit = ranges_of(args[0]);
     const Demand demand = demand_of(args + 1);
-    check_publication(self, hit.num_blocks(), std::max(hit.num_blocks(), demand.blocks), args[7],
-                      args[8]);
+    const Publication publication(self, hit.num_blocks(), std::max(hit.num_blocks(), demand.blocks),
+                                  args[7], args[8]);
     RangeList added;
     const RowHandle row = pool_of(self).admit(hit, demand, added);
     if (row == 0) Py_RETURN_NONE;
     try {
-      publish_up_to(self, row, args[7], args[8]);
+      publication.apply(row);
       PyRef blocks(new_block_ranges(std::move(added)));
       return checked(Py_BuildValue("(LO)", static_cast<long long>(row), blocks.get()));
     } catch (...) {
@@ -172,11 +188,11 @@ PyObject* grow(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     const RowHandle row = to_int64(args[0]);
     const Demand demand = demand_of(args + 1);
     const int32_t held = pool_of(self).row_blocks(row).num_blocks();
-    check_publication(self, pool_of(self).num_published(row), std::max(held, demand.blocks),
-                      args[7], args[8]);
+    const Publication publication(self, pool_of(self).num_published(row),
+                                  std::max(held, demand.blocks), args[7], args[8]);
     RangeList added;
     if (!pool_of(self).grow(row, demand, added)) Py_RETURN_NONE;
-    publish_up_to(self, row, args[7], args[8]);
+    publication.apply(row);
     return new_block_ranges(std::move(added));
   });
 }
@@ -184,7 +200,11 @@ PyObject* grow(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
 PyObject* publish(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
     check_nargs("publish", nargs, 3);
-    publish_up_to(self, to_int64(args[0]), args[1], args[2]);
+    const RowHandle row = to_int64(args[0]);
+    const KvPool& pool = pool_of(self);
+    const Publication publication(self, pool.num_published(row), pool.row_blocks(row).num_blocks(),
+                                  args[1], args[2]);
+    publication.apply(row);
     Py_RETURN_NONE;
   });
 }

@@ -195,6 +195,26 @@ PyObject* compute_slots(PyObject* self, PyObject* const* args, Py_ssize_t nargs)
   });
 }
 
+// The memory at `address`, for callers that have checked what lies there.
+template <typename T>
+T* at_address(PyObject* address) {
+  void* memory = PyLong_AsVoidPtr(address);
+  if (memory == nullptr && PyErr_Occurred() != nullptr) throw PythonError{};
+  return static_cast<T*>(memory);
+}
+
+PyObject* compute_slots_at(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&] {
+    check_nargs("compute_slots_at", nargs, 7);
+    const auto* starts = at_address<const int32_t>(args[1]);
+    const auto* positions = at_address<const int64_t>(args[2]);
+    auto* out = at_address<int64_t>(args[4]);
+    return PyLong_FromLongLong(table_of(self).compute_slots(to_int32(args[0]), starts, positions,
+                                                            to_int64(args[3]), out,
+                                                            to_int64(args[5]), to_int32(args[6])));
+  });
+}
+
 PyMethodDef g_methods[] = {
     {"append", fast(append), METH_FASTCALL,
      "append(row, ids)\n\nAppends block ids, a list of ints or an int32 buffer."},
@@ -208,6 +228,10 @@ PyMethodDef g_methods[] = {
     {"compute_slots", fast(compute_slots), METH_FASTCALL,
      "compute_slots(num_reqs, query_start_loc, positions, out, pad_to, block_size) -> int\n\n"
      "Writes out[:pad_to] and returns the number of descriptor look-ups."},
+    {"compute_slots_at", fast(compute_slots_at), METH_FASTCALL,
+     "compute_slots_at(num_reqs, query_start_loc, positions, num_tokens, out, pad_to, block_size)"
+     " -> int\n\nThe same over the addresses of contiguous int32, int64 and int64 arrays. The "
+     "caller vouches for num_reqs + 1, num_tokens and pad_to elements."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot g_slots[] = {

@@ -65,12 +65,16 @@ class PrefixIndex {
     return find(key);
   }
 
+  // Brings the slot where a look-up of this key begins nearer to the processor. Slots are visited
+  // at random, so a caller that knows its next keys hides most of the wait for memory.
+  void prefetch(const uint8_t* key) const { __builtin_prefetch(&slots_[home(key)]); }
+
   // Publishes a block under a key. Throws UsageError if it carries one already or the key length
   // is not known yet. Expected O(1).
   void insert(BlockId block, const uint8_t* key) {
     if (key_bytes_ == 0) throw UsageError("publish before set_key_bytes()");
     if (contains(block)) throw UsageError(message("block ", block, " is published already"));
-    std::memcpy(&keys_[static_cast<size_t>(block) * kMaxKeyBytes], key, key_bytes_);
+    copy(&keys_[static_cast<size_t>(block) * kMaxKeyBytes], key);
     size_t slot = home(key);
     while (slots_[slot] != kNullBlock && !equal(slots_[slot], key)) slot = next(slot);
     const BlockId head = slots_[slot];
@@ -166,13 +170,27 @@ class PrefixIndex {
     return before != kNullBlock && next_same_[before] == kNullBlock;
   }
 
+  // Of the default hash the length is known here, and a few instructions replace a library call.
   bool equal(BlockId block, const uint8_t* other) const {
+    if (key_bytes_ == kMaxKeyBytes) return std::memcmp(key(block), other, kMaxKeyBytes) == 0;
     return std::memcmp(key(block), other, key_bytes_) == 0;
+  }
+
+  void copy(uint8_t* to, const uint8_t* from) const {
+    if (key_bytes_ == kMaxKeyBytes) {
+      std::memcpy(to, from, kMaxKeyBytes);
+    } else {
+      std::memcpy(to, from, key_bytes_);
+    }
   }
 
   size_t home(const uint8_t* key) const {
     uint64_t word = 0;
-    std::memcpy(&word, key, key_bytes_ < sizeof(word) ? key_bytes_ : sizeof(word));
+    if (key_bytes_ >= sizeof(word)) {
+      std::memcpy(&word, key, sizeof(word));
+    } else {
+      std::memcpy(&word, key, key_bytes_);
+    }
     word = (word ^ seed_) * 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
     return static_cast<size_t>(word >> 32) & (slots_.size() - 1);
   }

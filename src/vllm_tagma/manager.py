@@ -21,6 +21,7 @@ from vllm_tagma._native import BlockRanges, Pool
 from vllm_tagma.blocks import TagmaKVCacheBlocks
 from vllm_tagma.errors import InvariantError, UnsupportedError
 from vllm_tagma.events import EventLog
+from vllm_tagma.row import Row
 from vllm_tagma.served_arguments import require_served
 from vllm_tagma.stand_ins import BlockId, BlockPool, Coordinator, Group
 
@@ -38,22 +39,6 @@ _logger = logging.getLogger("vllm.tagma.manager")
 _NO_RANGES = BlockRanges()
 _RUNNING = RequestStatus.RUNNING
 _ADMISSION = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-
-
-class _Row:
-    """A request's row: its native handle, and what decides whether a call has anything to do.
-
-    While a running request's tokens, scheduled ones included, number at most ``quiet_tokens``, they
-    fit its blocks and fill none that is not published yet.
-    """
-
-    __slots__ = ("handle", "held_blocks", "published_blocks", "quiet_tokens")
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-        self.held_blocks = 0
-        self.published_blocks = 0
-        self.quiet_tokens = 0
 
 
 class TagmaKVCacheManager:
@@ -118,7 +103,7 @@ class TagmaKVCacheManager:
             kv_cache_config.num_blocks,
             record_evictions=enable_kv_cache_events or metrics_collector is not None,
         )
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, Row] = {}
         self._events = (
             EventLog(
                 block_size=spec.block_size,
@@ -217,6 +202,9 @@ class TagmaKVCacheManager:
                 or new_computed_blocks
                 or full_sequence_must_fit
                 or reserved_blocks
+                or num_external_computed_tokens
+                or delay_cache_blocks
+                or num_encoder_tokens
             )
         ):
             return self.empty_kv_cache_blocks  # decode inside the last block: nothing to do
@@ -265,9 +253,10 @@ class TagmaKVCacheManager:
         if row is None:
             admitted = self.pool.admit(hit, *demand)
             if admitted is None:
+                self._observe_evictions()  # the range cap may have cost some
                 return None
             handle, added = admitted
-            row = self._rows[request.request_id] = _Row(handle)
+            row = self._rows[request.request_id] = Row(handle)
             row.held_blocks = row.published_blocks = len(hit)
         else:
             if len(hit):
@@ -277,6 +266,7 @@ class TagmaKVCacheManager:
                 )
             grown = self.pool.grow(row.handle, *demand)
             if grown is None:
+                self._observe_evictions()  # the range cap may have cost some
                 return None
             added = grown
         num_added = len(added)
@@ -285,16 +275,8 @@ class TagmaKVCacheManager:
             self._observe(request, row, hit, added, publish)
         if publish > row.published_blocks:
             row.published_blocks = publish
-        self._set_quiet(row)
+        row.settle(self.block_size, self.enable_caching)
         return TagmaKVCacheBlocks((added,)) if num_added else self.empty_kv_cache_blocks
-
-    def _set_quiet(self, row: _Row) -> None:
-        """Call after a change of ``held_blocks`` or ``published_blocks``."""
-        quiet = row.held_blocks * self.block_size
-        if self.enable_caching:
-            unfilled = (row.published_blocks + 1) * self.block_size - 1
-            quiet = unfilled if unfilled < quiet else quiet
-        row.quiet_tokens = quiet
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Publishes the full blocks among the first ``num_computed_tokens`` tokens. Monotone: what
@@ -309,7 +291,7 @@ class TagmaKVCacheManager:
         if self._events is not None:
             self._events.stored(request, row.published_blocks, publish)
         row.published_blocks = publish
-        self._set_quiet(row)
+        row.settle(self.block_size, self.enable_caching)
 
     # --- free -------------------------------------------------------------------------------------
 
@@ -320,8 +302,7 @@ class TagmaKVCacheManager:
         if row is None:
             return
         self.pool.free(row.handle)
-        if self._observed:
-            self._observe_evictions()
+        self._observe_evictions()
 
     def remove_skipped_blocks(
         self,
@@ -335,8 +316,7 @@ class TagmaKVCacheManager:
         """Withdraws blocks from the prefix cache; references stay. Raises ValueError for an id
         outside the pool, and then changes nothing. O(blocks)."""
         self.pool.evict(block_ids)
-        if self._observed:
-            self._observe_evictions()
+        self._observe_evictions()
 
     def reset_prefix_cache(self) -> bool:
         """Empties the prefix cache; False, and nothing changes, while a request holds a block."""
@@ -466,7 +446,7 @@ class TagmaKVCacheManager:
     # --- observers --------------------------------------------------------------------------------
 
     def _observe(
-        self, request: Request, row: _Row, hit: BlockRanges, added: BlockRanges, publish: int
+        self, request: Request, row: Row, hit: BlockRanges, added: BlockRanges, publish: int
     ) -> None:
         """Tells collector and event log what an allocation did, in vLLM's order: touched, evicted,
         allocated, stored."""
@@ -484,6 +464,8 @@ class TagmaKVCacheManager:
             self._events.stored(request, row.published_blocks, publish)
 
     def _observe_evictions(self) -> None:
+        if not self._observed:
+            return
         for block_id, block_hash in self.pool.take_evicted():
             if self.metrics_collector is not None:
                 self.metrics_collector.on_block_evicted(BlockId(block_id))

@@ -45,6 +45,9 @@ class TagmaBlockTable(BlockTable):  # type: ignore[misc]
     audit: SlotAudit | None
     name_row: Callable[[int], str]
 
+    _slots: torch.Tensor | None = None  # the buffer that was checked, and its length
+    _num_slots: int
+
     def append_row(self, block_ids: list[int], row_idx: int) -> None:
         # Ranges first: if they refuse, neither table has changed.
         self.ranges.append(row_idx, block_ids)
@@ -87,10 +90,13 @@ class TagmaBlockTable(BlockTable):  # type: ignore[misc]
         """
         num_tokens = positions.shape[0]
         slots = self.slot_mapping.gpu
+        if slots is not self._slots or num_tokens > self._num_slots:  # vLLM keeps one buffer
+            _address(slots, torch.int64, num_tokens)
+            self._slots, self._num_slots = slots, slots.shape[0]
         self.ranges.compute_slots_at(
             _address(query_start_loc, torch.int32, num_reqs + 1),
             _address(positions, torch.int64, num_tokens),
-            _address(slots, torch.int64, num_tokens),
+            slots.data_ptr(),
             num_reqs=num_reqs,
             num_tokens=num_tokens,
             pad_to=num_tokens,
