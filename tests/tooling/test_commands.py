@@ -45,7 +45,9 @@ def test_test_runs_the_cheapest_first_and_pytest_last(root):
     ]
     places = [text.index(mark) for mark in marks]
     assert places == sorted(places)
-    assert re.search(r"-m pytest\s*$", text), "pytest's closing line must be the last output"
+    assert re.search(r"-m pytest -n \d+ --dist loadfile\s*$", text), (
+        "pytest's closing line must be the last output"
+    )
 
 
 def test_sanitizers_are_on(root):
