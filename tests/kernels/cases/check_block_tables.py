@@ -59,6 +59,7 @@ def check_triton_is_what_vllm_uses() -> None:
 LAYOUTS = {
     "decode, one range": {"requests": 7, "mix": "decode"},
     "decode, 50 requests": {"requests": 50, "mix": "decode", "num_ranges": (1, 3)},
+    "decode, 512 requests": {"requests": 512, "mix": "decode", "num_ranges": (1, 3)},
     "prefill": {
         "requests": 3,
         "mix": "prefill",
