@@ -75,6 +75,9 @@ class KvAllocator {
     if (tail != kNullBlock) headroom_[tail] = headroom;
   }
 
+  // Drops every wish for room to grow. O(num_blocks).
+  void forget_headroom() { std::fill(headroom_.begin(), headroom_.end(), 0); }
+
   // One more request references these blocks; idle ones leave the LRU order. Throws UsageError,
   // and changes nothing, if one of them is in a hole or named twice. O(blocks).
   void acquire(const RangeList& blocks) {

@@ -361,7 +361,9 @@ class KvPool {
         ++num_cap_refusals_;
         return false;
       }
-      // With the spare blocks as headroom the last stretch is taken from its start.
+      // With the spare blocks as headroom the last stretch is taken from its start, unless a wish
+      // for room stands in front of it: wishes yield to the cap as well.
+      allocator_.forget_headroom();
       allocator_.allocate(lacking, spare, tail, placed);
       if (ranges_after(row, placed) > max_ranges_) {  // a policy that places worse than it could
         allocator_.release(placed);
