@@ -17,7 +17,7 @@ CODE = {".py", ".pyi", ".hpp", ".cpp"}
 MAY_IMPORT_INTEGRATION = {"plugin.py", "doctor.py", "support_probes.py"}
 COMMANDS = {"cli", "doctor"}
 MACHINE_PATHS = re.compile(r"(?<![\w.$}])/(?:work|home|root|Users|mnt|data)/[\w.-]+")
-REGISTRIES = ("pypi", "pythonhosted", "registry.npmjs")  # of packages; each a host under .org
+REGISTRIES = ("pypi", "pythonhosted", "npmjs")  # of packages; each a host under .org
 HOSTS = re.compile(rf"\b(?:[\w-]+\.)*(?:{'|'.join(map(re.escape, REGISTRIES))})\.org\b")
 
 
