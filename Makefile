@@ -10,6 +10,8 @@ PYTEST_ARGS ?=
 # Test files run at the same time; each may hold an engine of 2 to 5 GB.
 JOBS ?= 2
 OPS ?= 10000000
+REQUESTS ?= 1000000
+OUT ?= build/bench-smoke
 SEED ?= 1
 
 BIN := .venv/bin
@@ -23,7 +25,7 @@ quote = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve test test-fast lint format cpp-test fuzz wheel pytest env doctor gpu-check clean distclean python
+.PHONY: help serve test test-fast lint format cpp-test fuzz soak wheel pytest env doctor gpu-check bench-smoke clean distclean python
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -50,10 +52,20 @@ cpp-test: tools ## The C++ tests under ASan and UBSan
 	@PATH="$(CURDIR)/$(BIN):$$PATH" && mkdir -p build/logs \
 	  && $(BIN)/cmake -S . -B build/asan -G Ninja -DTAGMA_BUILD_TESTS=ON -DTAGMA_SANITIZE=ON > build/logs/cmake-asan.log \
 	  && $(BIN)/cmake --build build/asan \
-	  && $(BIN)/ctest --test-dir build/asan --output-on-failure
+	  && $(BIN)/ctest --test-dir build/asan --output-on-failure --parallel $(JOBS)
 
-fuzz: cpp-test ## The pool's fuzzer at length: OPS=10000000 SEED=1
-	@build/asan/pool_fuzz --ops $(OPS) --seed $(SEED)
+build/release/pool_%: tools
+	@PATH="$(CURDIR)/$(BIN):$$PATH" && mkdir -p build/logs \
+	  && $(BIN)/cmake -S . -B build/release -G Ninja -DTAGMA_BUILD_TESTS=ON -DCMAKE_BUILD_TYPE=Release > build/logs/cmake-release.log \
+	  && $(BIN)/cmake --build build/release --target pool_$*
+
+fuzz: cpp-test build/release/pool_fuzz ## The pool's fuzzer at length, a tenth of it under ASan and UBSan: OPS=10000000 SEED=1
+	@build/release/pool_fuzz --ops $(OPS) --seed $(SEED)
+	@build/asan/pool_fuzz --ops $$(($(OPS) / 10)) --seed $(SEED)
+
+soak: build/release/pool_soak ## A million requests through the pool for each kind of compaction: REQUESTS=1000000 SEED=1
+	@for mode in off idle live; do \
+	  build/release/pool_soak --mode $$mode --requests $(REQUESTS) --seed $(SEED) || exit 1; done
 
 wheel: tools ## Build the abi3 wheel, audit and import it
 	@$(SETUP) wheel
@@ -67,6 +79,10 @@ test-fast: tools ## pytest without the tests that start an engine
 
 gpu-check: ## Check and time the V2 kernels on a CUDA GPU (needs torch and Triton only)
 	@PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m vllm_tagma.kernels.gpu_check
+
+bench-smoke: tools ## Serve both backends on the CPU and compare: OUT=build/bench-smoke ARGS="flags"
+	@$(SETUP) model
+	@$(BIN)/tagma bench serve --profile cpu-smoke --output $(call quote,$(OUT)) $(ARGS)
 
 doctor: env ## What is installed, which seams fit, what MODEL would be refused for
 	@$(BIN)/tagma doctor $(if $(MODEL),$(call quote,$(MODEL))) $(if $(ARGS),-- $(ARGS))

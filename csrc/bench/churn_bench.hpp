@@ -162,4 +162,41 @@ inline void churn_allocator(Round& round) {
       [&](const ManyRanges& held) { allocator.release(held.list); });
 }
 
+// A prompt of 8,192 blocks (131,072 tokens at 16 a block) is placed in a pool of 131,072 blocks
+// that requests of 1 to 1,024 blocks hold 85 % full and have churned before.
+inline void churn_long_prompt(Round& round) {
+  constexpr int32_t kBlocks = 131'072;
+  constexpr int64_t kLoad = int64_t{kBlocks} * 85 / 100;
+  constexpr int32_t kPrompt = 8'192;
+  KvAllocator allocator(kBlocks);
+  Random random(85);
+  std::vector<RangeList> live;
+  const auto stir = [&](int32_t calls) {
+    for (int32_t i = 0; i < calls; ++i) {
+      const auto count = static_cast<int32_t>(std::exp2(random.unit() * 10.0));
+      while (allocator.num_live() + count > kLoad) {
+        const auto victim = static_cast<size_t>(random.below(static_cast<int32_t>(live.size())));
+        allocator.release(live[victim]);
+        live[victim] = std::move(live.back());
+        live.pop_back();
+      }
+      live.emplace_back();
+      allocator.allocate(count, 8, kNullBlock, live.back());
+    }
+  };
+  stir(100'000);
+  int64_t ranges = 0;
+  RangeList prompt;
+  const auto place = [&] { allocator.allocate(kPrompt, 8, kNullBlock, prompt); };
+  round.warm_up(place);
+  while (round.left() > 0) {
+    allocator.release(prompt);
+    prompt.clear();
+    stir(100);
+    round.time(1, place);
+    ranges += prompt.num_ranges();
+  }
+  round.count("ranges", ranges);
+}
+
 }  // namespace tagma::bench

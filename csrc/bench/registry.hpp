@@ -15,8 +15,8 @@ struct Benchmark {
   void (*run)(Round&);
 };
 
-inline const std::array<Benchmark, 16>& benchmarks() {
-  static const std::array<Benchmark, 16> all = {{
+inline const std::array<Benchmark, 17>& benchmarks() {
+  static const std::array<Benchmark, 17> all = {{
       {"kv_coord_map/single_offset", coord_single_offset},
       {"kv_coord_map/decode_walk", coord_decode_walk},
       {"kv_coord_map/context_walk_4k", coord_context_walk},
@@ -27,6 +27,7 @@ inline const std::array<Benchmark, 16>& benchmarks() {
       {"kv_allocator/churn_85/tree", churn_tree},
       {"kv_allocator/churn_85/holes", churn_holes},
       {"kv_allocator/churn_85/allocator", churn_allocator},
+      {"kv_allocator/prompt_8192", churn_long_prompt},
       {"kv_slot_mapping/prefill_4k/paged", [](Round& r) { run_paged(r, prefill_batch()); }},
       {"kv_slot_mapping/prefill_4k/paged_shift",
        [](Round& r) { run_paged_shift(r, prefill_batch()); }},

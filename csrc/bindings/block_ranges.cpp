@@ -13,6 +13,7 @@ using namespace tagma::py;
 struct BlockRangesObject {
   PyObject ob_base;
   RangeList* list;
+  int64_t layout;
 };
 
 PyTypeObject* g_type = nullptr;  // one per process: the module is single-phase and never unloaded
@@ -22,10 +23,11 @@ const RangeList& list_of(PyObject* self) {
   return *reinterpret_cast<BlockRangesObject*>(self)->list;
 }
 
-PyObject* allocate(RangeList&& ranges) {
+PyObject* allocate(RangeList&& ranges, int64_t layout = -1) {
   auto list = std::make_unique<RangeList>(std::move(ranges));
   PyObject* self = checked(PyType_GenericAlloc(g_type, 0));
   reinterpret_cast<BlockRangesObject*>(self)->list = list.release();
+  reinterpret_cast<BlockRangesObject*>(self)->layout = layout;
   return self;
 }
 
@@ -116,7 +118,7 @@ PyObject* truncated(PyObject* self, PyObject* arg) {
   return guarded([&] {
     RangeList list = list_of(self);
     list.truncate(to_int32(arg));
-    return new_block_ranges(std::move(list));
+    return new_block_ranges(std::move(list), layout_of(self));
   });
 }
 
@@ -168,13 +170,15 @@ PyType_Spec g_spec = {"vllm_tagma._native.BlockRanges", sizeof(BlockRangesObject
 
 namespace tagma::py {
 
-PyObject* new_block_ranges(RangeList&& ranges) {
+PyObject* new_block_ranges(RangeList&& ranges, int64_t layout) {
   if (ranges.empty()) {
     Py_INCREF(g_empty);
     return g_empty;
   }
-  return allocate(std::move(ranges));
+  return allocate(std::move(ranges), layout);
 }
+
+int64_t layout_of(PyObject* object) { return reinterpret_cast<BlockRangesObject*>(object)->layout; }
 
 const RangeList& ranges_of(PyObject* object) {
   if (Py_TYPE(object) != g_type) {

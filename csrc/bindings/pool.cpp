@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <random>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -112,18 +113,50 @@ class Publication {
   const uint8_t* const* keys_ = nullptr;
 };
 
+tagma::Compaction compaction_of(const char* name) {
+  const std::string_view mode(name);
+  if (mode == "off") return tagma::Compaction::kOff;
+  if (mode == "idle") return tagma::Compaction::kIdle;
+  if (mode == "live") return tagma::Compaction::kLive;
+  throw UsageError(tagma::message("compaction='", name, "' is none of off, idle, live"));
+}
+
+// Blocks may have moved between a look-up and the admission that uses it; then the ids of the hit
+// may be somebody else's by now, and only the hashes can tell.
+void require_current(PyObject* self, PyObject* hit, PyObject* hashes) {
+  const KvPool& pool = pool_of(self);
+  const RangeList& blocks = ranges_of(hit);
+  if (blocks.empty() || !pool.can_move() || layout_of(hit) == pool.num_moved()) return;
+  const Hashes keys(self, hashes);
+  if (keys.size() < blocks.num_blocks()) {
+    throw UsageError(tagma::message("a hit of ", blocks.num_blocks(), " blocks for ", keys.size(),
+                                    " block hashes"));
+  }
+  int32_t i = 0;
+  for (const tagma::BlockRange& range : blocks.ranges()) {
+    for (tagma::BlockId b = range.start; b < range.end(); ++b, ++i) {
+      if (!pool.is_published_as(b, keys(i))) {
+        throw UsageError(
+            tagma::message("block ", b, " has moved: a stale prefix hit; look it up again"));
+      }
+    }
+  }
+}
+
 PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return guarded([&]() -> PyObject* {
-    static const char* names[] = {"num_blocks", "alignment", "max_ranges", "record_evictions",
-                                  nullptr};
+    static const char* names[] = {"num_blocks", "alignment",   "max_ranges", "record_evictions",
+                                  "compaction", "copy_budget", "slack",      nullptr};
     tagma::PoolOptions options;
     int record = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|$iip:Pool", const_cast<char**>(names),
+    const char* compaction = "off";
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|$iipsii:Pool", const_cast<char**>(names),
                                      &options.num_blocks, &options.alignment, &options.max_ranges,
-                                     &record)) {
+                                     &record, &compaction, &options.copy_budget, &options.slack)) {
       throw PythonError{};
     }
     options.record_evictions = record != 0;
+    options.compaction = compaction_of(compaction);
     options.seed = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
     auto pool = std::make_unique<KvPool>(options);
     auto keys = std::make_unique<std::vector<const uint8_t*>>();
@@ -157,7 +190,7 @@ PyObject* lookup(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     check_nargs("lookup", nargs, 2);
     const Hashes keys(self, args[0]);
     const int32_t max_blocks = std::min(to_int32(args[1]), keys.size());
-    return new_block_ranges(pool_of(self).lookup(keys, max_blocks));
+    return new_block_ranges(pool_of(self).lookup(keys, max_blocks), pool_of(self).num_moved());
   });
 }
 
@@ -168,6 +201,7 @@ PyObject* admit(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     const Demand demand = demand_of(args + 1);
     const Publication publication(self, hit.num_blocks(), std::max(hit.num_blocks(), demand.blocks),
                                   args[7], args[8]);
+    require_current(self, args[0], args[8]);
     RangeList added;
     const RowHandle row = pool_of(self).admit(hit, demand, added);
     if (row == 0) Py_RETURN_NONE;
@@ -205,6 +239,13 @@ PyObject* publish(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     const Publication publication(self, pool.num_published(row), pool.row_blocks(row).num_blocks(),
                                   args[1], args[2]);
     publication.apply(row);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* hold(PyObject* self, PyObject* arg) {
+  return guarded([&]() -> PyObject* {
+    pool_of(self).hold(to_int64(arg));
     Py_RETURN_NONE;
   });
 }
@@ -257,6 +298,57 @@ PyObject* take_evicted(PyObject* self, PyObject*) {
   });
 }
 
+PyObject* take_moves(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const std::vector<tagma::BlockCopy> copies = pool_of(self).take_copies();
+    PyRef list(checked(PyList_New(static_cast<Py_ssize_t>(copies.size()))));
+    for (size_t i = 0; i < copies.size(); ++i) {
+      PyObject* pair = Py_BuildValue("(ii)", copies[i].from, copies[i].to);
+      if (PyList_SetItem(list.get(), static_cast<Py_ssize_t>(i), checked(pair)) < 0) {
+        throw PythonError{};
+      }
+    }
+    std::vector<tagma::RowMove> moved = pool_of(self).take_row_moves();
+    PyRef rows(checked(PyList_New(0)));
+    for (tagma::RowMove& move : moved) {
+      PyRef blocks(new_block_ranges(std::move(move.blocks)));
+      PyRef pair(checked(Py_BuildValue("(LO)", static_cast<long long>(move.row), blocks.get())));
+      if (PyList_Append(rows.get(), pair.get()) < 0) throw PythonError{};
+    }
+    return checked(Py_BuildValue("(OO)", list.get(), rows.get()));
+  });
+}
+
+PyObject* take_relocations(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    PyRef out(checked(PyList_New(0)));
+    for (const tagma::BlockCopy& move : pool_of(self).take_relocations()) {
+      PyRef pair(checked(Py_BuildValue("(ii)", move.from, move.to)));
+      if (PyList_Append(out.get(), pair.get()) < 0) throw PythonError{};
+    }
+    return out.release();
+  });
+}
+
+PyObject* relocate(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&] {
+    check_nargs("relocate", nargs, 3);
+    return PyBool_FromLong(
+        pool_of(self).relocate(to_int64(args[0]), to_int32(args[1]), to_int32(args[2])));
+  });
+}
+
+PyObject* parts(PyObject* self, PyObject* arg) {
+  return guarded([&]() -> PyObject* {
+    PyRef out(checked(PyList_New(0)));
+    for (const tagma::PartCount& part : pool_of(self).parts(to_int32(arg))) {
+      PyRef pair(checked(Py_BuildValue("(ii)", part.live, part.idle)));
+      if (PyList_Append(out.get(), pair.get()) < 0) throw PythonError{};
+    }
+    return out.release();
+  });
+}
+
 PyObject* request_refs(PyObject* self, PyObject* arg) {
   return guarded(
       [&] { return PyLong_FromLong(pool_of(self).allocator().request_refs(to_int32(arg))); });
@@ -281,21 +373,28 @@ PyObject* holes(PyObject* self, PyObject*) {
 PyObject* stats(PyObject* self, PyObject*) {
   const KvPool& pool = pool_of(self);
   const tagma::KvAllocator& allocator = pool.allocator();
-  return Py_BuildValue("{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:L,s:L,s:L,s:n}",        //
-                       "capacity_blocks", allocator.capacity(),                            //
-                       "free_blocks", allocator.num_free(),                                //
-                       "live_blocks", allocator.num_live(),                                //
-                       "idle_blocks", allocator.num_idle(),                                //
-                       "cached_blocks", allocator.num_cached(),                            //
-                       "hole_blocks", allocator.holes().num_blocks(),                      //
-                       "holes", allocator.holes().num_holes(),                             //
-                       "largest_hole_blocks", allocator.holes().largest().count,           //
-                       "rows", pool.num_rows(),                                            //
-                       "headroom_blocks", pool.headroom_blocks(),                          //
-                       "evictions", static_cast<long long>(pool.num_evictions()),          //
-                       "cap_evictions", static_cast<long long>(pool.num_cap_evictions()),  //
-                       "cap_refusals", static_cast<long long>(pool.num_cap_refusals()),    //
-                       "memory_bytes", static_cast<Py_ssize_t>(pool.memory_bytes()));
+  const tagma::RowRanges rows = pool.row_ranges();
+  return Py_BuildValue(
+      "{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:L,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:n}",
+      "capacity_blocks", allocator.capacity(),                             //
+      "free_blocks", allocator.num_free(),                                 //
+      "live_blocks", allocator.num_live(),                                 //
+      "idle_blocks", allocator.num_idle(),                                 //
+      "cached_blocks", allocator.num_cached(),                             //
+      "hole_blocks", allocator.holes().num_blocks(),                       //
+      "holes", allocator.holes().num_holes(),                              //
+      "largest_hole_blocks", allocator.holes().largest().count,            //
+      "rows", pool.num_rows(),                                             //
+      "row_ranges", static_cast<long long>(rows.total),                    //
+      "max_row_ranges", rows.longest,                                      //
+      "one_range_rows", rows.single,                                       //
+      "headroom_blocks", pool.headroom_blocks(),                           //
+      "evictions", static_cast<long long>(pool.num_evictions()),           //
+      "moved_blocks", static_cast<long long>(pool.num_moved()),            //
+      "moved_live_blocks", static_cast<long long>(pool.num_moved_live()),  //
+      "cap_evictions", static_cast<long long>(pool.num_cap_evictions()),   //
+      "cap_refusals", static_cast<long long>(pool.num_cap_refusals()),     //
+      "memory_bytes", static_cast<Py_ssize_t>(pool.memory_bytes()));
 }
 
 PyObject* check_invariants(PyObject* self, PyObject*) {
@@ -329,12 +428,25 @@ PyMethodDef g_methods[] = {
      "grow(row, blocks, gate, watermark, reserved, prompt, limit, publish, block_hashes)"
      " -> BlockRanges | None"},
     {"publish", fast(publish), METH_FASTCALL, "publish(row, blocks, block_hashes) -> None"},
+    {"hold", hold, METH_O, "hold(row) -> None\n\nIts blocks do not move in this step."},
     {"free", free_row, METH_O, "free(row) -> None"},
     {"row_blocks", row_blocks, METH_O, "row_blocks(row) -> BlockRanges"},
     {"num_published", num_published, METH_O, "num_published(row) -> int"},
     {"evict", evict, METH_O, "evict(block_ids) -> None\n\nWithdraws blocks from the cache."},
     {"reset", reset, METH_NOARGS, "reset() -> bool\n\nEmpties the cache if nothing is live."},
     {"take_evicted", take_evicted, METH_NOARGS, "take_evicted() -> list[(block_id, hash)]"},
+    {"take_moves", take_moves, METH_NOARGS,
+     "take_moves() -> (copies, rows)\n\nWhat the worker must do before it writes anything: copies"
+     " [(from, to)] of blocks, all sources read before any destination is written, and rows [(row,"
+     " leading blocks)] that are elsewhere since the last call."},
+    {"take_relocations", take_relocations, METH_NOARGS,
+     "take_relocations() -> list[(from, to)] of all moves in order, if record_evictions is set"},
+    {"relocate", fast(relocate), METH_FASTCALL,
+     "relocate(row, first, last) -> bool\n\nMoves the logical blocks [first, last) of a row"
+     " elsewhere, as compaction would; False if they are shared, not one range, or have no room."},
+    {"parts", parts, METH_O,
+     "parts(n) -> list[(live, idle)]\n\nBlocks by state in each n-th of the pool, by address."
+     " O(num_blocks)."},
     {"request_refs", request_refs, METH_O, "request_refs(block_id) -> int"},
     {"is_cached", is_cached, METH_O, "is_cached(block_id) -> bool"},
     {"holes", holes, METH_NOARGS, "holes() -> list[(start, count)] in address order"},
@@ -354,8 +466,9 @@ PyType_Slot g_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
     {Py_tp_methods, g_methods},
     {Py_tp_getset, g_getset},
-    {Py_tp_doc, const_cast<char*>("Pool(num_blocks, *, alignment=1, max_ranges=256, "
-                                  "record_evictions=False)")},
+    {Py_tp_doc,
+     const_cast<char*>("Pool(num_blocks, *, alignment=1, max_ranges=256, "
+                       "record_evictions=False, compaction='off', copy_budget=0, slack=0)")},
     {0, nullptr}};
 
 PyType_Spec g_spec = {"vllm_tagma._native.Pool", sizeof(PoolObject), 0,

@@ -77,6 +77,24 @@ class RangeList {
     return out;
   }
 
+  // The logical blocks [first, first + range.count) are at `range` from now on. O(ranges).
+  void replace(int32_t first, BlockRange range) {
+    RangeList out = slice(0, first);
+    out.append(range);
+    out.append(slice(first + range.count, num_blocks_));
+    ranges_.swap(out.ranges_);
+  }
+
+  // The logical index of a block, or -1. O(ranges).
+  int32_t index_of(BlockId block) const {
+    int32_t cum = 0;
+    for (const BlockRange& range : ranges_) {
+      if (block >= range.start && block < range.end()) return cum + block - range.start;
+      cum += range.count;
+    }
+    return -1;
+  }
+
   // The block at a logical index. O(ranges).
   BlockId at(int32_t index) const {
     int32_t left = index;

@@ -1,12 +1,13 @@
 // The holes of a pool: maximal ranges of free blocks, always coalesced, found by address or size.
 //
 // Boundary tags (Knuth, TAOCP vol. 1, 2.5) make coalescing O(1): the first block of a hole knows
-// its length, the last one knows its first. Size classes with a bitmap (two-level segregated fit,
-// Masmano et al., ECRTS 2004) find a fitting hole: lengths below 64 have a class each, longer ones
-// 32 classes per power of two. Best fit is exact: inside the first class that can fit, all holes
-// are compared. Holes of a class below 64 are all alike, so one look is enough; above, they differ
-// by at most 3 % and cannot overlap, so that the list is short. Unlike OffsetAllocator's bins, no
-// request is rounded up, so a hole that fits exactly is found.
+// its length, the last one knows its first; the sign tells which, so one array holds both. Size
+// classes with a bitmap (two-level segregated fit, Masmano et al., ECRTS 2004) find a fitting hole:
+// lengths below 64 have a class each, longer ones 32 classes per power of two. Best fit is exact:
+// inside the first class that can fit, all holes are compared. Holes of a class below 64 are all
+// alike, so one look is enough; above, they differ by at most 3 % and cannot overlap, so that the
+// list is short. Unlike OffsetAllocator's bins, no request is rounded up, so a hole that fits
+// exactly is found.
 #pragma once
 
 #include <array>
@@ -21,8 +22,7 @@ class HoleIndex {
  public:
   // Addresses [0, num_blocks); block 0 is never free, so 0 serves as "none". O(num_blocks).
   explicit HoleIndex(int32_t num_blocks)
-      : length_(static_cast<size_t>(num_blocks), 0),
-        first_(static_cast<size_t>(num_blocks), 0),
+      : tag_(static_cast<size_t>(num_blocks), 0),
         next_(static_cast<size_t>(num_blocks), 0),
         prev_(static_cast<size_t>(num_blocks), 0) {
     heads_.fill(kNullBlock);
@@ -35,13 +35,13 @@ class HoleIndex {
     BlockId start = range.start;
     BlockId end = range.end();
     num_blocks_ += range.count;
-    const BlockId left = first_[start - 1];
+    const BlockId left = first_of(start - 1);
     if (left != kNullBlock) {
       unlink(left);
       start = left;
     }
-    if (end < static_cast<BlockId>(length_.size()) && length_[end] > 0) {
-      const int32_t right = length_[end];
+    if (end < num_ids() && tag_[end] > 0) {
+      const int32_t right = tag_[end];
       unlink(end);
       end += right;
     }
@@ -64,8 +64,8 @@ class HoleIndex {
 
   // The hole whose first block is `start`, of count 0 if there is none. O(1).
   BlockRange hole_at(BlockId start) const {
-    if (start <= 0 || start >= static_cast<BlockId>(length_.size())) return {start, 0};
-    return {start, length_[start]};
+    if (start <= 0 || start >= num_ids() || tag_[start] < 0) return {start, 0};
+    return {start, tag_[start]};
   }
 
   // The shortest hole of at least `count` blocks, or count 0. O(holes in two classes of 64 or
@@ -87,7 +87,7 @@ class HoleIndex {
       if (bitmap_[word] == 0) continue;
       const int top = word * 64 + 63 - __builtin_clzll(bitmap_[word]);
       for (BlockId at = heads_[top]; at != kNullBlock; at = next_[at]) {
-        if (length_[at] > best.count) best = {at, length_[at]};
+        if (tag_[at] > best.count) best = {at, tag_[at]};
         if (top < kExact) break;
       }
       break;
@@ -102,8 +102,8 @@ class HoleIndex {
     for (int cls = next_class(size_class(count)); cls >= 0; cls = next_class(cls + 1)) {
       bool first = true;
       for (BlockId at = heads_[cls]; at != kNullBlock; at = next_[at]) {
-        if (length_[at] < count) continue;
-        if (!visit(BlockRange{at, length_[at]}, first)) return;
+        if (tag_[at] < count) continue;
+        if (!visit(BlockRange{at, tag_[at]}, first)) return;
         first = false;
       }
     }
@@ -112,10 +112,10 @@ class HoleIndex {
   // Calls visit(hole) in address order. O(num_blocks).
   template <typename Visit>
   void visit_by_address(Visit&& visit) const {
-    for (BlockId at = 1; at < static_cast<BlockId>(length_.size());) {
-      if (length_[at] > 0) {
-        visit(BlockRange{at, length_[at]});
-        at += length_[at];
+    for (BlockId at = 1; at < num_ids();) {
+      if (tag_[at] > 0) {
+        visit(BlockRange{at, tag_[at]});
+        at += tag_[at];
       } else {
         ++at;
       }
@@ -125,8 +125,7 @@ class HoleIndex {
   int32_t num_blocks() const { return num_blocks_; }
   int32_t num_holes() const { return num_holes_; }
   size_t memory_bytes() const {
-    return (length_.capacity() + first_.capacity() + next_.capacity() + prev_.capacity()) *
-               sizeof(int32_t) +
+    return (tag_.capacity() + next_.capacity() + prev_.capacity()) * sizeof(int32_t) +
            sizeof(heads_) + sizeof(bitmap_);
   }
 
@@ -136,28 +135,27 @@ class HoleIndex {
     int32_t blocks = 0;
     int32_t holes = 0;
     BlockId previous_end = 0;
+    int32_t blocks_tagged = 0;  // less those that should be
     visit_by_address([&](BlockRange hole) {
       require(hole.start > previous_end, "two holes touch or overlap at", hole.start);
-      require(hole.end() <= static_cast<BlockId>(length_.size()), "a hole leaves the pool at",
-              hole.start);
-      require(first_[hole.end() - 1] == hole.start, "the end tag is wrong for", hole.start);
+      require(hole.end() <= num_ids(), "a hole leaves the pool at", hole.start);
+      require(first_of(hole.end() - 1) == hole.start, "the end tag is wrong for", hole.start);
       previous_end = hole.end();
       blocks += hole.count;
       ++holes;
+      blocks_tagged -= hole.count == 1 ? 1 : 2;
     });
     require(blocks == num_blocks_, "free blocks counted", blocks);
     require(holes == num_holes_, "holes counted", holes);
-    int32_t tags = 0;
-    for (BlockId first : first_) tags += first != kNullBlock ? 1 : 0;
-    require(tags == num_holes_, "end tags counted", tags);
+    for (const int32_t tag : tag_) blocks_tagged += tag != 0 ? 1 : 0;
+    require(blocks_tagged == 0, "tags that belong to no hole:", blocks_tagged);
     int32_t listed = 0;
     for (int cls = 0; cls < kClasses; ++cls) {
       require((heads_[cls] != kNullBlock) == ((bitmap_[cls / 64] >> (cls % 64) & 1) != 0),
               "the bitmap is wrong for class", cls);
       BlockId previous = kNullBlock;
       for (BlockId at = heads_[cls]; at != kNullBlock; at = next_[at]) {
-        require(length_[at] > 0 && size_class(length_[at]) == cls,
-                "listed in the wrong class:", at);
+        require(tag_[at] > 0 && size_class(tag_[at]) == cls, "listed in the wrong class:", at);
         require(prev_[at] == previous, "the list of its class is broken at", at);
         require(++listed <= num_holes_, "more listed than counted, at", at);
         previous = at;
@@ -191,9 +189,17 @@ class HoleIndex {
     return word * 64 + __builtin_ctzll(bits);
   }
 
+  BlockId num_ids() const { return static_cast<BlockId>(tag_.size()); }
+
+  // The first block of the hole whose last one is `last`, or the null block.
+  BlockId first_of(BlockId last) const {
+    const int32_t tag = tag_[last];
+    return tag < 0 ? -tag : tag == 1 ? last : kNullBlock;
+  }
+
   void link(BlockRange hole) {
-    length_[hole.start] = hole.count;
-    first_[hole.end() - 1] = hole.start;
+    if (hole.count > 1) tag_[hole.end() - 1] = -hole.start;
+    tag_[hole.start] = hole.count;
     const int cls = size_class(hole.count);
     next_[hole.start] = heads_[cls];
     prev_[hole.start] = kNullBlock;
@@ -204,7 +210,7 @@ class HoleIndex {
   }
 
   void unlink(BlockId start) {
-    const int32_t length = length_[start];
+    const int32_t length = tag_[start];
     const int cls = size_class(length);
     if (prev_[start] != kNullBlock) {
       next_[prev_[start]] = next_[start];
@@ -213,8 +219,8 @@ class HoleIndex {
       if (heads_[cls] == kNullBlock) bitmap_[cls / 64] &= ~(uint64_t{1} << (cls % 64));
     }
     if (next_[start] != kNullBlock) prev_[next_[start]] = prev_[start];
-    length_[start] = 0;
-    first_[start + length - 1] = kNullBlock;
+    tag_[start] = 0;
+    tag_[start + length - 1] = 0;
     --num_holes_;
   }
 
@@ -222,9 +228,10 @@ class HoleIndex {
     if (!holds) throw InvariantError(message("law H (holes): ", what, " ", value));
   }
 
-  std::vector<int32_t> length_;  // [block] length of the hole that starts here, else 0
-  std::vector<BlockId> first_;   // [block] first block of the hole that ends here, else 0
-  std::vector<BlockId> next_;    // [first block of a hole] next hole of its class
+  // [block] length of the hole that starts here; minus the first block of the hole, longer than one
+  // block, that ends here; else 0
+  std::vector<int32_t> tag_;
+  std::vector<BlockId> next_;  // [first block of a hole] next hole of its class
   std::vector<BlockId> prev_;
   std::array<BlockId, kClasses> heads_;
   std::array<uint64_t, kWords> bitmap_;

@@ -13,21 +13,21 @@
 #include <vector>
 
 #include "tagma/block_range.hpp"
+#include "tagma/block_store.hpp"
+#include "tagma/compactor.hpp"
 #include "tagma/headroom.hpp"
-#include "tagma/kv_allocator.hpp"
-#include "tagma/prefix_index.hpp"
+#include "tagma/row_table.hpp"
 
 namespace tagma {
-
-// A request's row: slot number in the low half, generation in the high half, so that a handle kept
-// after free() is recognised. 0 is never a handle.
-using RowHandle = int64_t;
 
 struct PoolOptions {
   int32_t num_blocks = 0;
   int32_t alignment = 1;
   int32_t max_ranges = 256;       // ranges that a range table row of the worker holds
   bool record_evictions = false;  // keep evicted blocks for take_evicted(); for KV events, metrics
+  Compaction compaction = Compaction::kOff;
+  int32_t copy_budget = 0;  // blocks that may move in one step
+  int32_t slack = 0;        // idle blocks, from the oldest, that may be evicted out of turn
   uint64_t seed = 1;
 };
 
@@ -41,18 +41,25 @@ struct Demand {
   int32_t limit = 0;      // that the request can ever need; bounds its headroom
 };
 
-struct EvictedBlock {
-  BlockId block;
-  std::vector<uint8_t> key;
+struct RowRanges {
+  int64_t total = 0;    // over all open rows
+  int32_t longest = 0;  // of one row
+  int32_t single = 0;   // rows in one range
+};
+
+struct PartCount {
+  int32_t live = 0;
+  int32_t idle = 0;
 };
 
 class KvPool {
  public:
   explicit KvPool(const PoolOptions& options, std::unique_ptr<PlacementPolicy> policy = nullptr)
       : max_ranges_(checked_cap(options.max_ranges)),
-        record_evictions_(options.record_evictions),
-        allocator_(options.num_blocks, options.alignment, std::move(policy)),
-        index_(options.num_blocks, options.seed) {}
+        store_(allocator_options(options), std::move(policy), options.seed,
+               options.record_evictions,
+               options.compaction == Compaction::kOff ? 0 : options.copy_budget),
+        compactor_(store_, rows_, options.compaction, options.max_ranges) {}
 
   // --- steps ------------------------------------------------------------------------------------
 
@@ -60,11 +67,12 @@ class KvPool {
   void begin_step() {
     ++step_;
     scheduling_ = true;
+    store_.begin_step();
   }
   void end_scheduling() { scheduling_ = false; }
 
   // Fixes the length of this pool's block hashes; see PrefixIndex.
-  void set_key_bytes(size_t bytes) { index_.set_key_bytes(bytes); }
+  void set_key_bytes(size_t bytes) { store_.index().set_key_bytes(bytes); }
 
   // --- prefix cache -----------------------------------------------------------------------------
 
@@ -74,10 +82,10 @@ class KvPool {
   template <typename KeyAt>
   RangeList lookup(KeyAt&& key_at, int32_t max_blocks) const {
     RangeList hit;
-    if (index_.size() == 0) return hit;
+    if (store_.index().size() == 0) return hit;
     BlockId previous = kNullBlock;
     for (int32_t i = 0; i < max_blocks; ++i) {
-      const BlockId block = index_.find_behind(previous, key_at(i));
+      const BlockId block = store_.index().find_behind(previous, key_at(i));
       if (block == kNullBlock) break;
       const bool joins = !hit.empty() && block == previous + 1;
       if (!joins && hit.num_ranges() == max_hit_ranges()) break;
@@ -93,15 +101,16 @@ class KvPool {
   // is shorter or the alignment is not 1. O(blocks published).
   template <typename KeyAt>
   int32_t publish(RowHandle handle, int32_t blocks, KeyAt&& key_at) {
-    Row& row = row_of(handle);
+    Row& row = rows_.at(handle);
     const int32_t before = row.num_published;
     if (blocks <= before) return before;
     if (blocks > row.blocks.num_blocks()) {
       throw UsageError(
           message("publish ", blocks, " blocks of a row of ", row.blocks.num_blocks()));
     }
-    if (allocator_.alignment() != 1) {
-      throw UsageError(message("publish in a pool with alignment ", allocator_.alignment()));
+    if (store_.allocator().alignment() != 1) {
+      throw UsageError(
+          message("publish in a pool with alignment ", store_.allocator().alignment()));
     }
     if (row.published_step != step_) {
       row.published_step = step_;
@@ -111,9 +120,9 @@ class KvPool {
     int32_t i = before;
     for (const BlockRange& range : fresh.ranges()) {
       for (BlockId b = range.start; b < range.end(); ++b, ++i) {
-        if (i + kPrefetchAhead < blocks) index_.prefetch(key_at(i + kPrefetchAhead));
-        index_.insert(b, key_at(i));
-        allocator_.cache(b);
+        if (i + kPrefetchAhead < blocks) store_.index().prefetch(key_at(i + kPrefetchAhead));
+        store_.index().insert(b, key_at(i));
+        store_.allocator().cache(b);
         row.num_published = i + 1;
       }
     }
@@ -123,26 +132,22 @@ class KvPool {
   // Withdraws these blocks from the cache; references stay. Blocks that are not cached are ignored,
   // foreign ids throw UsageError before anything changes. O(blocks).
   void evict(const std::vector<BlockId>& blocks) {
-    for (const BlockId block : blocks) allocator_.is_cached(block);
+    for (const BlockId block : blocks) store_.allocator().is_cached(block);
     for (const BlockId block : blocks) {
-      if (allocator_.is_cached(block)) withdraw(block);
+      if (store_.allocator().is_cached(block)) store_.withdraw(block);
     }
   }
 
   // Empties the cache, if no request holds a block; else returns false and changes nothing.
   // O(num_blocks).
   bool reset() {
-    if (allocator_.num_live() > 0) return false;
-    index_.clear();
-    for (BlockId b = allocator_.lru_victim(); b != kNullBlock; b = allocator_.lru_victim()) {
-      allocator_.uncache(b);
-    }
-    evicted_.clear();
+    if (store_.allocator().num_live() > 0) return false;
+    store_.clear();
     return true;
   }
 
   // Blocks that left the cache since the last call, in order, if record_evictions is on.
-  std::vector<EvictedBlock> take_evicted() { return std::exchange(evicted_, {}); }
+  std::vector<EvictedBlock> take_evicted() { return store_.take_evicted(); }
 
   // --- rows -------------------------------------------------------------------------------------
 
@@ -153,19 +158,20 @@ class KvPool {
   RowHandle admit(const RangeList& hit, const Demand& demand, RangeList& added) {
     check_demand(demand);
     check_hit(hit);
-    const int32_t idle_hits = allocator_.count_idle(hit);
+    const int32_t idle_hits = store_.allocator().count_idle(hit);
     if (!fits(hit.num_blocks(), idle_hits, demand)) return 0;
     Row row;
-    allocator_.acquire(hit);
+    store_.allocator().acquire(hit);
     row.blocks = hit;
     row.num_published = hit.num_blocks();
-    row.num_expected = expected_blocks(std::max(demand.prompt, demand.blocks), demand);
+    row.num_prompt = std::max(demand.prompt, demand.blocks);
+    row.num_expected = expected_blocks(row.num_prompt, demand);
     if (!extend(row, demand.blocks, added)) {
-      allocator_.release(hit);
+      store_.allocator().release(row.blocks);  // the hit, wherever it is by now
       return 0;
     }
-    row.num_admitted = std::max(demand.prompt, row.blocks.num_blocks());
-    return store(std::move(row));
+    row.grown_step = step_;
+    return rows_.open(std::move(row));
   }
 
   // Gives a row the blocks it lacks and appends them to `added`; never takes any away. Returns
@@ -173,81 +179,131 @@ class KvPool {
   // range grows in place.
   bool grow(RowHandle handle, const Demand& demand, RangeList& added) {
     check_demand(demand);
-    Row& row = row_of(handle);
+    Row& row = rows_.at(handle);
     const int32_t held = row.blocks.num_blocks();
     if (!fits(held, 0, demand)) return false;
     if (demand.blocks <= held) return true;
     if (row.num_expected < demand.blocks) {  // outgrew its estimate: hope for as much again
       row.num_expected = expected_blocks(demand.blocks, demand);
     }
-    return extend(row, demand.blocks, added);
+    if (!extend(row, demand.blocks, added)) return false;
+    row.grown_step = step_;
+    return true;
   }
 
   // Closes a row. During scheduling the request was preempted: what it published in this very step
   // will never be written, so it is withdrawn first (stock vLLM leaves it hittable: #57580).
   void free(RowHandle handle) {
-    Row& row = row_of(handle);
+    Row& row = rows_.at(handle);
     if (scheduling_) {
       if (row.published_step == step_) {
         const RangeList unwritten = row.blocks.slice(row.published_before_step, row.num_published);
         for (const BlockRange& range : unwritten.ranges()) {
           for (BlockId b = range.start; b < range.end(); ++b) {
-            if (allocator_.is_cached(b)) withdraw(b);
+            if (store_.allocator().is_cached(b)) store_.withdraw(b);
           }
         }
       }
     } else {
       // A row aborted inside its prompt has not grown at all.
-      headroom_.observe(std::max(row.blocks.num_blocks() - row.num_admitted, 0));
+      headroom_.observe(std::max(row.blocks.num_blocks() - row.num_prompt, 0));
     }
-    allocator_.release(row.blocks);
-    const int32_t slot = slot_of(handle);
-    // Wraps after 2^31 - 1 uses of one slot: weeks of a busy server.
-    const int32_t generation =
-        row.generation == std::numeric_limits<int32_t>::max() ? 1 : row.generation + 1;
-    row = Row{};
-    row.generation = generation;
-    free_rows_.push_back(slot);
-    --num_rows_;
+    store_.allocator().release(row.blocks);
+    rows_.close(handle);
   }
 
-  const RangeList& row_blocks(RowHandle handle) const { return row_of(handle).blocks; }
-  int32_t num_published(RowHandle handle) const { return row_of(handle).num_published; }
+  // The row's blocks stay where they are for the rest of the step: it is on its way to the worker.
+  // Rows that are admitted or grow are held without this.
+  void hold(RowHandle handle) { rows_.at(handle).grown_step = step_; }
+
+  const RangeList& row_blocks(RowHandle handle) const { return rows_.at(handle).blocks; }
+  int32_t num_published(RowHandle handle) const { return rows_.at(handle).num_published; }
+
+  // --- moves ------------------------------------------------------------------------------------
+
+  // Block copies that the worker must make before it writes anything in this step; see MoveLog.
+  std::vector<BlockCopy> take_copies() { return store_.take_copies(); }
+
+  // Rows of which the worker knows blocks that moved since the last call.
+  std::vector<RowMove> take_row_moves() { return compactor_.take_row_moves(); }
+
+  // All moves since the last call, in order, if record_evictions is on.
+  std::vector<BlockCopy> take_relocations() { return store_.take_relocations(); }
+
+  // Moves the logical blocks [first, last) of a row elsewhere, as live compaction would; false, and
+  // nothing has changed, if they are shared or not one range, the row grew in this step, no moves
+  // are left, or no room has as many blocks. O(blocks).
+  bool relocate(RowHandle handle, int32_t first, int32_t last) {
+    return compactor_.relocate(rows_.at(handle), first, last, step_);
+  }
 
   // --- counters ---------------------------------------------------------------------------------
 
-  const KvAllocator& allocator() const { return allocator_; }
-  const PrefixIndex& index() const { return index_; }
-  int32_t num_rows() const { return num_rows_; }
+  const KvAllocator& allocator() const { return store_.allocator(); }
+  const PrefixIndex& index() const { return store_.index(); }
+  int32_t num_rows() const { return rows_.size(); }
   int32_t max_ranges() const { return max_ranges_; }
   int32_t headroom_blocks() const { return headroom_.blocks(); }
-  int64_t num_evictions() const { return num_evictions_; }
+  int64_t num_evictions() const { return store_.num_evictions(); }
+  // Blocks moved, in all and of these live ones.
+  int64_t num_moved() const { return store_.num_moved(); }
+  int64_t num_moved_live() const { return store_.num_moved_live(); }
   // Times that blocks beyond the least recently used were evicted to stay under the range cap.
   int64_t num_cap_evictions() const { return num_cap_evictions_; }
   // Times that admit() or grow() gave up because of the cap although enough blocks were free.
   int64_t num_cap_refusals() const { return num_cap_refusals_; }
 
-  // Bytes of the pool and the index; rows add 8 bytes a range.
-  size_t memory_bytes() const {
-    size_t bytes = allocator_.memory_bytes() + index_.memory_bytes();
-    for (const Row& row : rows_) bytes += sizeof(Row) + row.blocks.memory_bytes();
-    return bytes;
+  bool can_move() const { return store_.allocator().idle_can_move(); }
+  bool is_published_as(BlockId block, const uint8_t* key) const {
+    return store_.index().has_key(block, key);
   }
 
-  // Laws R1 to R4, and those of the parts. Throws InvariantError. O(num_blocks + blocks in rows).
+  // Ranges of the open rows. O(rows).
+  RowRanges row_ranges() const {
+    RowRanges out;
+    for (size_t slot = 0; slot < rows_.num_slots(); ++slot) {
+      const Row& row = rows_.slot(slot);
+      if (!row.open) continue;
+      out.total += row.blocks.num_ranges();
+      out.longest = std::max(out.longest, row.blocks.num_ranges());
+      out.single += row.blocks.num_ranges() == 1 ? 1 : 0;
+    }
+    return out;
+  }
+
+  // Live and idle blocks in each `n`-th of the pool, by address. Throws UsageError if n < 1.
+  // O(num_blocks).
+  std::vector<PartCount> parts(int32_t n) const {
+    if (n < 1) throw UsageError(message("parts=", n, " is below 1"));
+    std::vector<PartCount> out(static_cast<size_t>(n));
+    const KvAllocator& allocator = store_.allocator();
+    for (BlockId b = allocator.alignment(); b < allocator.alignment() + allocator.capacity(); ++b) {
+      PartCount& part = out[static_cast<size_t>(int64_t{b} * n / allocator.num_blocks())];
+      part.live += allocator.request_refs(b) > 0 ? 1 : 0;
+      part.idle += allocator.request_refs(b) == 0 && allocator.is_cached(b) ? 1 : 0;
+    }
+    return out;
+  }
+
+  // Bytes of the pool and the index; rows add 8 bytes a range.
+  size_t memory_bytes() const { return store_.memory_bytes() + rows_.memory_bytes(); }
+
+  // Laws R1 to R5, and those of the parts. Throws InvariantError. O(num_blocks + blocks in rows).
   void check_invariants() const {
-    allocator_.check_invariants();
-    index_.check_invariants();
-    std::vector<int32_t> refs(static_cast<size_t>(allocator_.num_blocks()), 0);
+    store_.allocator().check_invariants();
+    store_.index().check_invariants();
+    std::vector<int32_t> refs(static_cast<size_t>(store_.allocator().num_blocks()), 0);
     std::vector<int32_t> seen(refs.size(), -1);
+    std::vector<uint8_t> ends_row(refs.size(), 0);
     int32_t open = 0;
-    for (size_t slot = 0; slot < rows_.size(); ++slot) {
-      const Row& row = rows_[slot];
+    for (size_t slot = 0; slot < rows_.num_slots(); ++slot) {
+      const Row& row = rows_.slot(slot);
       open += row.open ? 1 : 0;
       require(row.open || row.blocks.empty(), "R1", "a closed row holds blocks: slot", slot);
       require(row.num_published <= row.blocks.num_blocks(), "R4", "more published than held: slot",
               slot);
       require(row.blocks.num_ranges() <= max_ranges_, "R3", "over the range cap: slot", slot);
+      if (row.open && !row.blocks.empty()) ends_row[static_cast<size_t>(row.blocks.tail())] = 1;
       BlockId previous_end = kNullBlock;
       for (const BlockRange& range : row.blocks.ranges()) {
         require(range.start != previous_end, "R3", "a range that could be merged: slot", slot);
@@ -259,35 +315,39 @@ class KvPool {
         }
       }
     }
-    require(open == num_rows_, "R1", "open rows counted", open);
-    for (BlockId b = 0; b < allocator_.num_blocks(); ++b) {
-      const bool inside =
-          b >= allocator_.alignment() && b < allocator_.alignment() + allocator_.capacity();
+    require(open == rows_.size(), "R1", "open rows counted", open);
+    for (BlockId b = 0; b < store_.allocator().num_blocks(); ++b) {
+      const bool inside = b >= store_.allocator().alignment() &&
+                          b < store_.allocator().alignment() + store_.allocator().capacity();
       if (!inside) {
         require(refs[b] == 0, "R2", "a row holds a block outside the pool:", b);
         continue;
       }
-      require(refs[b] == allocator_.request_refs(b), "R2", "rows and references disagree on block",
-              b);
-      require(allocator_.is_cached(b) == index_.contains(b), "R2",
+      require(store_.allocator().headroom_behind(b) == 0 || ends_row[static_cast<size_t>(b)] != 0,
+              "R5", "a wish for room behind a block that ends no row:", b);
+      require(refs[b] == store_.allocator().request_refs(b), "R2",
+              "rows and references disagree on block", b);
+      require(store_.allocator().is_cached(b) == store_.index().contains(b), "R2",
               "cache and prefix index disagree on block", b);
     }
   }
 
  private:
-  struct Row {
-    RangeList blocks;
-    int32_t num_published = 0;          // leading blocks that are hits or were published
-    int32_t published_before_step = 0;  // of these, before the step `published_step`
-    int64_t published_step = -1;
-    int32_t num_admitted = 0;  // blocks of the prompt; growth beyond teaches the headroom
-    int32_t num_expected = 0;  // blocks it is expected to hold in the end
-    int32_t generation = 1;
-    bool open = false;
-  };
-
   // An insertion takes about a tenth of a trip to memory.
   static constexpr int32_t kPrefetchAhead = 12;
+
+  static AllocatorOptions allocator_options(const PoolOptions& options) {
+    if (options.copy_budget < 0 || options.slack < 0) {
+      throw UsageError(message("copy_budget=", options.copy_budget, ", slack=", options.slack,
+                               ": neither can be negative"));
+    }
+    AllocatorOptions out;
+    out.num_blocks = options.num_blocks;
+    out.alignment = options.alignment;
+    out.slack = options.slack;
+    out.idle_can_move = options.compaction != Compaction::kOff && options.copy_budget > 0;
+    return out;
+  }
 
   static int32_t checked_cap(int32_t max_ranges) {
     if (max_ranges < 1) throw UsageError(message("max_ranges=", max_ranges, " is below 1"));
@@ -304,10 +364,10 @@ class KvPool {
                                 demand.prompt, demand.limit}) {
       if (value < 0) throw UsageError(message("a demand of ", value, " blocks is negative"));
     }
-    if (demand.blocks % allocator_.alignment() != 0) {
+    if (demand.blocks % store_.allocator().alignment() != 0) {
       throw UsageError(message("a demand of ", demand.blocks,
                                " blocks is not a multiple of the alignment ",
-                               allocator_.alignment()));
+                               store_.allocator().alignment()));
     }
   }
 
@@ -319,7 +379,7 @@ class KvPool {
     }
     for (const BlockRange& range : hit.ranges()) {
       for (BlockId b = range.start; b < range.end(); ++b) {
-        if (!allocator_.is_cached(b)) {
+        if (!store_.allocator().is_cached(b)) {
           throw UsageError(message("block ", b, " is not cached: a stale prefix hit"));
         }
       }
@@ -329,12 +389,12 @@ class KvPool {
   int32_t expected_blocks(int32_t known, const Demand& demand) const {
     const int64_t hoped = int64_t{known} + headroom_.blocks();
     const int64_t limit = std::max(demand.limit, demand.blocks);
-    return static_cast<int32_t>(std::min({hoped, limit, int64_t{allocator_.capacity()}}));
+    return static_cast<int32_t>(std::min({hoped, limit, int64_t{store_.allocator().capacity()}}));
   }
 
   bool fits(int32_t held, int32_t idle_hits, const Demand& demand) const {
     const int64_t taken = int64_t{idle_hits} + demand.watermark;
-    const int64_t free = allocator_.num_free();
+    const int64_t free = store_.allocator().num_free();
     if (demand.gate > 0 && std::max(demand.gate - held, 0) + taken > free) return false;
     return std::max(demand.blocks - held, 0) + taken <= free - demand.reserved;
   }
@@ -348,13 +408,12 @@ class KvPool {
   bool extend(Row& row, int32_t blocks, RangeList& added) {
     const int32_t lacking = blocks - row.blocks.num_blocks();
     if (lacking <= 0) return true;
-    while (allocator_.holes().num_blocks() < lacking) evict_victim(allocator_.lru_victim());
-    const int32_t headroom = std::max(row.num_expected - blocks, 0);
-    const BlockId tail = row.blocks.tail();
+    const int32_t certain = std::max(row.num_prompt - blocks, 0);
+    const int32_t headroom = std::max(row.num_expected - blocks, certain);
     RangeList placed;
-    allocator_.allocate(lacking, headroom, tail, placed);
+    compactor_.place(row, lacking, certain, headroom, step_, placed);
     if (ranges_after(row, placed) > std::max(max_ranges_ / 2, row.blocks.num_ranges())) {
-      allocator_.release(placed);
+      store_.allocator().release(placed);
       placed.clear();
       const int32_t spare = evict_for_cap(row, lacking);
       if (spare < 0) {
@@ -363,10 +422,10 @@ class KvPool {
       }
       // With the spare blocks as headroom the last stretch is taken from its start, unless a wish
       // for room stands in front of it: wishes yield to the cap as well.
-      allocator_.forget_headroom();
-      allocator_.allocate(lacking, spare, tail, placed);
+      store_.allocator().forget_headroom();
+      store_.allocator().allocate(lacking, spare, row.blocks.tail(), placed);
       if (ranges_after(row, placed) > max_ranges_) {  // a policy that places worse than it could
-        allocator_.release(placed);
+        store_.allocator().release(placed);
         ++num_cap_refusals_;
         return false;
       }
@@ -386,7 +445,7 @@ class KvPool {
   // ranges as the row has left, and returns how many blocks more these stretches hold; -1 if they
   // do not suffice. Recency yields to the cap here, and only here. O(num_blocks).
   int32_t evict_for_cap(const Row& row, int32_t lacking) {
-    std::vector<BlockRange> stretches = allocator_.unreferenced();
+    std::vector<BlockRange> stretches = store_.allocator().unreferenced();
     std::sort(stretches.begin(), stretches.end(), [](const BlockRange& a, const BlockRange& b) {
       return a.count != b.count ? a.count > b.count : a.start < b.start;
     });
@@ -406,59 +465,14 @@ class KvPool {
       covered += stretches[taken++].count;
     }
     if (covered < lacking) return -1;
-    const int64_t before = num_evictions_;
+    const int64_t before = store_.num_evictions();
     for (size_t i = 0; i < taken; ++i) {
       for (BlockId b = stretches[i].start; b < stretches[i].end(); ++b) {
-        if (allocator_.is_cached(b)) evict_victim(b);
+        if (store_.allocator().is_cached(b)) store_.evict(b);
       }
     }
-    if (num_evictions_ > before) ++num_cap_evictions_;
+    if (store_.num_evictions() > before) ++num_cap_evictions_;
     return covered - lacking;
-  }
-
-  void evict_victim(BlockId block) {
-    ++num_evictions_;
-    withdraw(block);
-  }
-
-  // Takes a block out of the cache, whoever references it.
-  void withdraw(BlockId block) {
-    if (record_evictions_) {
-      const uint8_t* key = index_.key(block);
-      evicted_.push_back({block, std::vector<uint8_t>(key, key + index_.key_bytes())});
-    }
-    index_.erase(block);
-    allocator_.uncache(block);
-  }
-
-  static int32_t slot_of(RowHandle handle) { return static_cast<int32_t>(handle & 0xffffffff); }
-  static int32_t generation_of(RowHandle handle) { return static_cast<int32_t>(handle >> 32); }
-
-  const Row& row_of(RowHandle handle) const {
-    const auto slot = static_cast<size_t>(handle & 0xffffffff);
-    if (handle <= 0 || slot >= rows_.size() || !rows_[slot].open ||
-        rows_[slot].generation != generation_of(handle)) {
-      throw UsageError(message("row handle ", handle, " is not open"));
-    }
-    return rows_[slot];
-  }
-  Row& row_of(RowHandle handle) {
-    return const_cast<Row&>(static_cast<const KvPool*>(this)->row_of(handle));
-  }
-
-  RowHandle store(Row&& row) {
-    if (free_rows_.empty()) {
-      free_rows_.push_back(static_cast<int32_t>(rows_.size()));
-      rows_.emplace_back();
-    }
-    const int32_t slot = free_rows_.back();
-    free_rows_.pop_back();
-    const int32_t generation = rows_[static_cast<size_t>(slot)].generation;
-    row.generation = generation;
-    row.open = true;
-    rows_[static_cast<size_t>(slot)] = std::move(row);
-    ++num_rows_;
-    return (static_cast<RowHandle>(generation) << 32) | slot;
   }
 
   static void require(bool holds, const char* law, const char* what, int64_t value) {
@@ -466,17 +480,12 @@ class KvPool {
   }
 
   int32_t max_ranges_;
-  bool record_evictions_;
-  KvAllocator allocator_;
-  PrefixIndex index_;
+  BlockStore store_;
+  RowTable rows_;
+  Compactor compactor_;
   HeadroomEstimator headroom_;
-  std::vector<Row> rows_;
-  std::vector<int32_t> free_rows_;
-  std::vector<EvictedBlock> evicted_;
   int64_t step_ = 0;
   bool scheduling_ = false;
-  int32_t num_rows_ = 0;
-  int64_t num_evictions_ = 0;
   int64_t num_cap_evictions_ = 0;
   int64_t num_cap_refusals_ = 0;
 };

@@ -1,81 +1,129 @@
 // Where new blocks go: the policy seam and the policy in use.
 //
-// A policy only chooses; it changes nothing. It sees the holes and, for each block, how many blocks
-// its owner hopes to grow into behind it (the headroom). Headroom is a wish, not a reservation: the
-// blocks stay free, count as free, and are taken when nothing else fits.
+// A policy only chooses; it changes nothing. It sees the free space and, for each block, how many
+// blocks its owner hopes to grow into behind it (the headroom). Headroom is a wish, not a
+// reservation: the blocks stay free, count as free, and are taken when nothing else fits.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "tagma/block_bitmap.hpp"
 #include "tagma/hole_index.hpp"
 
 namespace tagma {
 
 struct PlacementRequest {
   int32_t count;     // blocks still to place
-  int32_t headroom;  // blocks the request hopes to grow into behind them
+  int32_t certain;   // blocks that will follow them for sure: the rest of a prompt
+  int32_t headroom;  // blocks the request hopes to grow into behind them, certain ones included
   BlockId tail;      // its last block so far, or the null block
 };
 
 struct Placement {
-  BlockId hole_start;  // the hole to carve
-  BlockRange range;    // inside that hole, at most `count` blocks
+  BlockId space_start;  // the hole or room to take it from
+  BlockRange range;     // inside it, at most `count` blocks
+};
+
+// What a policy chooses from: holes, or rooms whose idle blocks must be moved away first.
+struct Choices {
+  const HoleIndex& spaces;
+  const std::vector<int32_t>& headroom;  // [block] growth hoped for behind it
+  int32_t alignment;
+  const BlockBitmap* warm;  // blocks that cost a move; null for holes
+  const BlockBitmap* used;  // idle blocks in a room, warm or cold; null for holes
+  int32_t evictable;        // cold blocks that are to be evicted anyway
 };
 
 class PlacementPolicy {
  public:
   virtual ~PlacementPolicy() = default;
 
-  // Called until all blocks are placed. At least one hole exists. `headroom` holds, per block, the
-  // growth its owner hopes for behind it.
-  virtual Placement place(const HoleIndex& holes, const std::vector<int32_t>& headroom,
-                          int32_t alignment, const PlacementRequest& request) const = 0;
+  // Called until all blocks are placed. At least one space exists.
+  virtual Placement place(const Choices& free, const PlacementRequest& request) const = 0;
+
+  // A place for all blocks with their headroom that leaves others' alone, or of count 0.
+  virtual Placement place_politely(const Choices& free, const PlacementRequest& request) const = 0;
+
+  // Where to put (some of) `count` idle blocks that make room for others.
+  virtual Placement place_idle(const Choices& free, int32_t count) const = 0;
 };
 
-// Grow in place; else the best-fitting hole that leaves everybody's headroom alone; else the best
-// fit at the far end of somebody's headroom; else the largest hole, whole.
+// Grow in place; else among the best-fitting spaces that leave everybody's headroom alone the one
+// with the fewest blocks to move; else the best fit at the far end of somebody's headroom; else the
+// largest space, whole.
 class BestFitPlacement final : public PlacementPolicy {
  public:
-  Placement place(const HoleIndex& holes, const std::vector<int32_t>& headroom, int32_t alignment,
-                  const PlacementRequest& request) const override {
+  Placement place(const Choices& free, const PlacementRequest& request) const override {
     if (request.tail != kNullBlock) {
-      const BlockRange behind = holes.hole_at(request.tail + 1);
+      const BlockRange behind = free.spaces.hole_at(request.tail + 1);
       if (behind.count > 0) {
         return {behind.start, {behind.start, std::min(request.count, behind.count)}};
       }
     }
-    for (const int32_t room : {request.count + request.headroom, request.count}) {
-      const Placement polite = behind_headroom(holes, headroom, alignment, room, request.count);
-      if (polite.range.count > 0) return polite;
-      if (request.headroom == 0) break;
+    Placement polite = behind_headroom(free, request.count + request.headroom, request.count);
+    if (polite.range.count == 0 && request.certain < request.headroom) {
+      polite = behind_headroom(free, request.count + request.certain, request.count);
     }
-    const BlockRange fit = holes.best_fit(request.count);
-    if (fit.count > 0) return {fit.start, {fit.end() - request.count, request.count}};
-    const BlockRange largest = holes.largest();
-    return {largest.start, largest};
+    if (polite.range.count > 0) return polite;
+    if (request.certain == 0) return at_the_end(free, request.count);
+    const BlockRange largest = free.spaces.largest();
+    return {largest.start, {largest.start, std::min(request.count, largest.count)}};
+  }
+
+  Placement place_politely(const Choices& free, const PlacementRequest& request) const override {
+    return behind_headroom(free, request.count + request.headroom, request.count);
+  }
+
+  Placement place_idle(const Choices& free, int32_t count) const override {
+    // Idle blocks do not grow: a hole that fits exactly is theirs, and the far end of any other.
+    return at_the_end(free, count);
   }
 
  private:
   // Candidates looked at before giving up politeness; bounds the cost of a placement.
   static constexpr int kCandidates = 16;
 
-  // The hole that is shortest after the headroom in front of it is left free, of `room` or more.
-  static Placement behind_headroom(const HoleIndex& holes, const std::vector<int32_t>& headroom,
-                                   int32_t alignment, int32_t room, int32_t count) {
-    Placement best{0, {0, 0}};
-    int32_t best_left = 0;
-    int candidates = 0;
-    holes.visit_at_least(room, [&](BlockRange hole, bool) {
-      const int32_t wish = headroom[static_cast<size_t>(hole.start) - 1];
-      const int32_t gap = (wish + alignment - 1) / alignment * alignment;
-      const int32_t left = hole.count - gap;
-      if (left >= room && (best.range.count == 0 || left < best_left)) {
-        best = {hole.start, {hole.start + gap, count}};
-        best_left = left;
+  static Placement at_the_end(const Choices& free, int32_t count) {
+    const BlockRange fit = free.spaces.best_fit(count);
+    if (fit.count > 0) return {fit.start, {fit.end() - count, count}};
+    const BlockRange largest = free.spaces.largest();
+    return {largest.start, largest};
+  }
+
+  // The space that is shortest after the headroom in front of it is left free, of `room` or more.
+  static Placement behind_headroom(const Choices& free, int32_t room, int32_t count) {
+    if (free.used == nullptr) {  // nothing to weigh but the length
+      const BlockRange fit = free.spaces.best_fit(room);
+      if (fit.count == 0) return {0, {0, 0}};
+      if (free.headroom[static_cast<size_t>(fit.start) - 1] == 0) {
+        return {fit.start, {fit.start, count}};
       }
-      return ++candidates < kCandidates && best_left != room;
+    }
+    Placement best{0, {0, 0}};
+    int64_t best_score = 0;
+    int candidates = 0;
+    free.spaces.visit_at_least(room, [&](BlockRange space, bool) {
+      const int32_t wish = free.headroom[static_cast<size_t>(space.start) - 1];
+      const int32_t gap = (wish + free.alignment - 1) / free.alignment * free.alignment;
+      const int32_t left = space.count - gap;
+      if (left >= room) {
+        BlockId start = space.start + gap;
+        int64_t score = left;
+        if (free.used != nullptr) {
+          int32_t warm = 0;
+          start = free.warm->emptiest_window({start, left}, room, warm);
+          const int32_t cold = free.used->count({start, room}) - warm;
+          score = warm + std::max(cold - free.evictable, 0);
+        }
+        if (best.range.count == 0 || score < best_score) {
+          best = {space.start, {start, count}};
+          best_score = score;
+        }
+      }
+      return ++candidates < kCandidates &&
+             (best.range.count == 0 || best_score != (free.used == nullptr ? room : 0));
     });
     return best;
   }

@@ -116,6 +116,33 @@ class PrefixIndex {
     --size_;
   }
 
+  // `to` is published in the place of `from`: same key, same turn among blocks of that key. Throws
+  // UsageError unless `from` carries a key and `to` none. Expected O(1).
+  void move(BlockId from, BlockId to) {
+    if (!contains(from) || contains(to)) {
+      throw UsageError(message("move block ", from, " to ", to, " in the prefix index"));
+    }
+    const size_t slot = slot_of(from);
+    const BlockId head = slots_[slot];
+    const BlockId before = prev_same_[from];
+    const BlockId after = next_same_[from];
+    std::memcpy(&keys_[static_cast<size_t>(to) * kMaxKeyBytes], key(from), kMaxKeyBytes);
+    next_same_[to] = after;
+    prev_same_[to] = before == from ? to : before;
+    if (head == from) {
+      slots_[slot] = to;
+    } else {
+      next_same_[before] = to;
+    }
+    if (after != kNullBlock) {
+      prev_same_[after] = to;
+    } else if (head != from) {
+      prev_same_[head] = to;
+    }
+    next_same_[from] = kNullBlock;
+    prev_same_[from] = kNullBlock;
+  }
+
   // Withdraws everything. O(num_blocks).
   void clear() {
     std::fill(slots_.begin(), slots_.end(), kNullBlock);
@@ -126,6 +153,9 @@ class PrefixIndex {
   }
 
   bool contains(BlockId block) const { return prev_same_[block] != kNullBlock; }
+  bool has_key(BlockId block, const uint8_t* key) const {
+    return contains(block) && equal(block, key);
+  }
   // The key of a published block, key_bytes() long.
   const uint8_t* key(BlockId block) const {
     return &keys_[static_cast<size_t>(block) * kMaxKeyBytes];

@@ -422,16 +422,27 @@ void random_runs_end_with_the_whole_pool_as_one_range() {
 class FirstBlock final : public tagma::PlacementPolicy {
  public:
   explicit FirstBlock(int32_t shift) : shift_(shift) {}
-  tagma::Placement place(const tagma::HoleIndex& holes, const std::vector<int32_t>&, int32_t,
+  tagma::Placement place(const tagma::Choices& free,
                          const tagma::PlacementRequest&) const override {
+    return first_of(free);
+  }
+  tagma::Placement place_politely(const tagma::Choices& free,
+                                  const tagma::PlacementRequest&) const override {
+    return first_of(free);
+  }
+  tagma::Placement place_idle(const tagma::Choices& free, int32_t) const override {
+    return first_of(free);
+  }
+
+ private:
+  tagma::Placement first_of(const tagma::Choices& free) const {
     BlockRange first{0, 0};
-    holes.visit_by_address([&](BlockRange hole) {
-      if (first.count == 0) first = hole;
+    free.spaces.visit_by_address([&](BlockRange space) {
+      if (first.count == 0) first = space;
     });
     return {first.start, {first.start + shift_, 1}};
   }
 
- private:
   int32_t shift_;
 };
 

@@ -60,6 +60,17 @@ class BlockModel {
     if (refs_[b] == 0) lru_.erase(std::find(lru_.begin(), lru_.end(), b));
   }
 
+  // The content of an idle or live block goes to a block in a hole.
+  void relocate(tagma::BlockId from, tagma::BlockId to) {
+    CHECK(in_hole(to));
+    CHECK(!in_hole(from));
+    refs_[to] = refs_[from];
+    cached_[to] = cached_[from];
+    std::replace(lru_.begin(), lru_.end(), from, to);
+    refs_[from] = 0;
+    cached_[from] = 0;
+  }
+
   bool inside(tagma::BlockId b) const { return b >= first_ && b < end_; }
   bool in_hole(tagma::BlockId b) const { return inside(b) && refs_[b] == 0 && !cached_[b]; }
   int32_t refs(tagma::BlockId b) const { return refs_[b]; }
@@ -115,7 +126,7 @@ class BlockModel {
     return left > 0 ? -1 : ranges;
   }
 
-  void compare(const tagma::KvAllocator& allocator) const {
+  void compare(const tagma::KvAllocator& allocator, int32_t slack = 0) const {
     allocator.check_invariants();
     CHECK(allocator.capacity() == capacity());
     CHECK(allocator.num_live() == num_live());
@@ -127,6 +138,9 @@ class BlockModel {
     for (tagma::BlockId b = first_; b < end_; ++b) {
       CHECK(allocator.request_refs(b) == refs_[b]);
       CHECK(allocator.is_cached(b) == cached(b));
+    }
+    for (size_t i = 0; i < lru_.size(); ++i) {
+      CHECK(allocator.is_cold(lru_[i]) == (static_cast<int32_t>(i) < slack));
     }
     std::vector<tagma::BlockRange> listed;
     allocator.holes().visit_by_address([&](tagma::BlockRange hole) { listed.push_back(hole); });

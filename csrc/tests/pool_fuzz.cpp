@@ -1,5 +1,7 @@
 // Random operations on KvPool beside its model, in episodes: each has its own pool size, alignment,
-// range cap, kind of hash and weights, and ends with the whole pool taken as one range.
+// range cap, slack, compaction, copy budget, kind of hash and weights, and ends with the whole pool
+// taken as one range. In a third of the episodes calls come in any order and nothing moves; in the
+// others they come as a scheduler makes them, and a worker executes each step.
 //
 //   pool_fuzz [--ops N] [--seed S]
 //
@@ -47,12 +49,18 @@ struct Totals {
   int64_t cap_evictions = 0;
   int64_t cap_refusals = 0;
   int64_t withdrawn = 0;
+  int64_t moved = 0;
+  int64_t moved_live = 0;
+  int64_t relocated = 0;
+  int64_t steps = 0;
+  int64_t latest_turn = 0;
 };
 
 class Episode {
  public:
   Episode(uint64_t seed, Totals& totals)
       : random_(seed),
+        in_steps_(seed % 3 != 1),
         totals_(totals),
         options_(any_options()),
         longest_(1 + below(std::min(2 * options_.num_blocks, 60))),
@@ -72,6 +80,10 @@ class Episode {
     totals_.evictions += pair_.pool.num_evictions();
     totals_.cap_evictions += pair_.pool.num_cap_evictions();
     totals_.cap_refusals += pair_.pool.num_cap_refusals();
+    totals_.moved += pair_.pool.num_moved();
+    totals_.moved_live += pair_.pool.num_moved_live();
+    totals_.latest_turn = std::max(totals_.latest_turn, pair_.latest_turn);
+    if (in_steps_) end_step();
     pair_.drain();
   }
 
@@ -86,6 +98,14 @@ class Episode {
     options.num_blocks = sizes[below(9)] + below(4) + 2 * options.alignment - 2;
     options.max_ranges = chance(50) ? 1 + below(6) : 256;
     options.seed = random_();
+    if (!in_steps_) return options;
+    if (chance(10)) options.num_blocks = 1000 + below(2000);
+    options.compaction = static_cast<tagma::Compaction>(below(3));
+    const int32_t slacks[] = {0, 0, 1, 2, 5, 20, options.num_blocks};
+    options.slack = slacks[below(7)];
+    const int32_t budgets[] = {0, 1, 2, 5, 20, 20, kUnlimited, kUnlimited};
+    options.copy_budget = budgets[below(8)];
+    if (options.slack > 0 || options.compaction != tagma::Compaction::kOff) options.alignment = 1;
     return options;
   }
 
@@ -114,6 +134,17 @@ class Episode {
     return (blocks + options_.alignment - 1) / options_.alignment * options_.alignment;
   }
 
+  // Only inside a step are rows given blocks, or published, where a worker executes it.
+  void ensure_step() {
+    if (in_steps_ && !pair_.scheduling) pair_.begin_step();
+  }
+
+  void end_step() {
+    if (!pair_.scheduling) return;
+    pair_.execute(random_);
+    ++totals_.steps;
+  }
+
   void step() {
     const int kind = below(admit_weight_ + free_weight_ + 26);
     if (kind < admit_weight_) return admit();
@@ -121,14 +152,16 @@ class Episode {
     switch (kind - admit_weight_ - free_weight_) {
       case 0:
       case 1:
+        if (in_steps_) end_step();
         return pair_.begin_step();
       case 2:
       case 3:
-        return pair_.end_scheduling();
+        return in_steps_ ? end_step() : pair_.end_scheduling();
       case 4:
         return evict();
       case 5:
         if (chance(10)) {
+          if (in_steps_) end_step();
           while (!pair_.rows.empty()) free();
         }
         pair_.reset();
@@ -148,7 +181,7 @@ class Episode {
       case 13:
         return publish();
       default:
-        return grow();
+        return in_steps_ && chance(15) ? relocate() : grow();
     }
   }
 
@@ -170,6 +203,7 @@ class Episode {
   }
 
   void admit() {
+    ensure_step();
     const Keys& keys = any_prompt();
     RangeList hit;
     if (options_.alignment == 1 && chance(80)) {
@@ -191,6 +225,7 @@ class Episode {
 
   void grow() {
     if (pair_.rows.empty()) return;
+    ensure_step();
     const size_t row = any_row();
     const int32_t held = pair_.rows[row].blocks.num_blocks();
     int32_t blocks = held + (chance(70) ? below(3) : below(12));
@@ -203,13 +238,32 @@ class Episode {
 
   void publish() {
     if (pair_.rows.empty() || options_.alignment != 1) return;
+    ensure_step();
     const size_t row = any_row();
     pair_.publish(row, below(std::min(pair_.rows[row].blocks.num_blocks(), longest_) + 1));
+  }
+
+  // A part of a row, or of one of its ranges so that it can succeed.
+  void relocate() {
+    if (pair_.rows.empty()) return;
+    ensure_step();
+    const size_t row = any_row();
+    const RangeList& blocks = pair_.rows[row].blocks;
+    int32_t first = below(blocks.num_blocks() + 1);
+    int32_t last = first + below(blocks.num_blocks() - first + 1);
+    if (chance(70) && !blocks.empty()) {
+      const int32_t range = below(blocks.num_ranges());
+      first = blocks.index_of(blocks.ranges()[static_cast<size_t>(range)].start);
+      last = first + blocks.ranges()[static_cast<size_t>(range)].count;
+      first += chance(50) ? below(last - first) : 0;
+    }
+    totals_.relocated += pair_.relocate(row, first, last) ? 1 : 0;
   }
 
   void free() {
     if (pair_.rows.empty()) return;
     const size_t row = any_row();
+    if (in_steps_ && pair_.scheduling && !pair_.may_be_preempted(row)) return;
     const int32_t cached = pair_.blocks.num_cached();
     stale_row_ = pair_.rows[row].handle;
     pair_.free(row);
@@ -253,7 +307,10 @@ class Episode {
 
   using Row = PoolPair::Row;
 
+  static constexpr int32_t kUnlimited = 1000000;
+
   std::mt19937_64 random_;
+  bool in_steps_;  // a worker executes each step
   Totals& totals_;
   PoolOptions options_;
   int32_t longest_;
@@ -308,6 +365,12 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "unexpected exception: %s\n%s", error.what(), g_replay);
     return EXIT_FAILURE;
   }
+  std::printf(
+      "%lld steps executed: %lld blocks moved (%lld live), %lld rows relocated on request, evicted "
+      "%lld turns too early at most\n",
+      static_cast<long long>(totals.steps), static_cast<long long>(totals.moved),
+      static_cast<long long>(totals.moved_live), static_cast<long long>(totals.relocated),
+      static_cast<long long>(totals.latest_turn));
   std::printf(
       "%lld operations: %lld rows admitted (%lld refused), %lld blocks hit, %lld evicted (%lld "
       "times "

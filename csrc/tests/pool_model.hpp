@@ -1,47 +1,20 @@
-// KvPool beside the obvious pool: every call goes to both, and everything that the pool answers is
-// predicted, not only checked for sanity: whether there is room, which blocks are evicted and in
-// which order, when the range cap forces a refusal, what a prefix hit finds.
+// KvPool beside the obvious pool: every call goes to both, and every answer is predicted: whether
+// there is room, which blocks are evicted in which order, when the range cap refuses, what is hit.
+// Where the pool may choose (slack: what to evict; compaction: what to move) the model follows it
+// move by move and checks the limits of the choice. A worker model that knows only what a worker is
+// told has to end up with the same rows and the right contents.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
-#include <utility>
+#include <random>
 #include <vector>
 
 #include "tagma/kv_pool.hpp"
 #include "tests/block_model.hpp"
 #include "tests/check.hpp"
-
-// Block hashes by number: all different, of one length.
-class KeyBook {
- public:
-  // With `collide` the eight bytes that choose the slot are the same in all keys of 16 or more.
-  KeyBook(int count, size_t bytes, bool collide) : bytes_(bytes) {
-    for (int i = 0; i < count; ++i) {
-      std::string key(bytes, '#');
-      const size_t at = collide && bytes >= 16 ? 8 : 0;
-      key[at] = static_cast<char>(i);
-      if (bytes > 1) key[at + 1] = static_cast<char>(i >> 8);
-      keys_.push_back(key);
-    }
-  }
-
-  const uint8_t* operator[](int key) const {
-    return reinterpret_cast<const uint8_t*>(keys_[static_cast<size_t>(key)].data());
-  }
-  bool equals(int key, const std::vector<uint8_t>& other) const {
-    return other.size() == bytes_ && std::equal(other.begin(), other.end(), (*this)[key]);
-  }
-  size_t bytes() const { return bytes_; }
-  int size() const { return static_cast<int>(keys_.size()); }
-
- private:
-  size_t bytes_;
-  std::vector<std::string> keys_;
-};
-
-using Keys = std::vector<int>;  // [logical block] its number in the book
+#include "tests/key_book.hpp"
+#include "tests/worker_model.hpp"
 
 class PoolPair {
  public:
@@ -52,12 +25,15 @@ class PoolPair {
     int32_t published;
     int32_t published_before_step = 0;
     int64_t published_step = -1;
+    int64_t grown_step = -1;
   };
 
   PoolPair(tagma::PoolOptions options, const KeyBook& book)
       : pool(recording(options)),
         blocks(options.num_blocks, options.alignment),
+        worker(options.num_blocks),
         book_(book),
+        options_(options),
         cap_(options.max_ranges),
         blocks_of_(static_cast<size_t>(book.size())),
         key_of_(static_cast<size_t>(options.num_blocks), -1) {
@@ -68,10 +44,47 @@ class PoolPair {
     pool.begin_step();
     ++step_;
     scheduling = true;
+    moved_before_step_ = pool.num_moved();
   }
   void end_scheduling() {
     pool.end_scheduling();
     scheduling = false;
+  }
+
+  // The end of a step that a worker executes: it is told what vLLM would tell it, and must know
+  // afterwards what the pool knows. O(num_blocks).
+  void execute(std::mt19937_64& random) {
+    end_scheduling();
+    const std::vector<tagma::BlockCopy> copies = pool.take_copies();
+    const int64_t moved = pool.num_moved() - moved_before_step_;
+    CHECK(moved <= budget());
+    CHECK(static_cast<int64_t>(copies.size()) <= moved);
+    worker.copy(copies);
+    for (const tagma::RowMove& move : pool.take_row_moves()) worker.move_row(move);
+    CHECK(pool.take_row_moves().empty() && pool.take_copies().empty());
+    worker.append_new_blocks();
+    for (const Row& row : rows) {
+      worker.check_row(row.handle, row.blocks);
+      worker.write(row.handle, row.published, random, [&](int32_t i) { return content(row, i); });
+    }
+    for (const Row& row : rows) {
+      worker.check_contents(row.handle, [&](int32_t i) { return content(row, i); });
+    }
+    for (tagma::BlockId b = 1; b < options_.num_blocks; ++b) {
+      const int key = key_of_[static_cast<size_t>(b)];
+      if (key >= 0) CHECK(worker.content(b) == key);
+    }
+  }
+
+  // Whether a preemption of this row could leave others with blocks that are never written: vLLM
+  // preempts before it admits, so nobody can have hit what the row published in this step.
+  bool may_be_preempted(size_t index) const {
+    const Row& row = rows[index];
+    if (row.published_step != step_) return true;
+    for (int32_t i = row.published_before_step; i < row.published; ++i) {
+      if (blocks.refs(row.blocks.at(i)) > 1) return false;
+    }
+    return true;
   }
 
   tagma::RangeList lookup(const Keys& keys, int32_t max_blocks) {
@@ -105,10 +118,12 @@ class PoolPair {
     }
     blocks.acquire(hit);
     Row row{handle, hit, &keys, hit.num_blocks()};
-    if (!settle(row.blocks, demand.blocks, added, handle != 0)) {
-      blocks.release(hit);
+    if (!settle(row, demand.blocks, added, handle != 0)) {
+      blocks.release(row.blocks);
       return -1;
     }
+    row.grown_step = step_;
+    worker.admit(handle, row.blocks, row.published);
     rows.push_back(row);
     return static_cast<int>(rows.size()) - 1;
   }
@@ -124,7 +139,28 @@ class PoolPair {
       expect_untouched(added);
       return false;
     }
-    return settle(row.blocks, demand.blocks, added, given);
+    if (!settle(row, demand.blocks, added, given)) return false;
+    if (!added.empty()) {
+      row.grown_step = step_;
+      worker.grow(row.handle, added);
+    }
+    return true;
+  }
+
+  bool relocate(size_t index, int32_t first, int32_t last) {
+    const Row before = rows[index];
+    const int64_t moved = pool.num_moved();
+    remember_counters();
+    const bool done = pool.relocate(before.handle, first, last);
+    follow(rows[index], false);
+    const tagma::RangeList part = rows[index].blocks.slice(first, last);
+    if (!done) {
+      CHECK(pool.num_moved() == moved && pool.num_evictions() == evictions_);
+      return false;
+    }
+    CHECK(part.num_ranges() == 1);
+    CHECK(part.ranges() != before.blocks.slice(first, last).ranges());
+    return true;
   }
 
   void publish(size_t index, int32_t upto) {
@@ -157,6 +193,7 @@ class PoolPair {
     }
     expect_withdrawn(withdrawn);
     blocks.release(row.blocks);
+    worker.free(row.handle);
     rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(index));
     CHECK_THROWS(pool.free(row.handle), tagma::UsageError);
   }
@@ -176,14 +213,14 @@ class PoolPair {
     CHECK(done == (blocks.num_live() == 0));
     if (!done) return false;
     while (!blocks.lru().empty()) forget(blocks.lru().front());
-    CHECK(pool.take_evicted().empty());
+    CHECK(pool.take_evicted().empty() && pool.take_copies().empty());
     return true;
   }
 
   // O(num_blocks).
   void compare() {
     pool.check_invariants();
-    blocks.compare(pool.allocator());
+    blocks.compare(pool.allocator(), options_.slack);
     CHECK(pool.num_rows() == static_cast<int32_t>(rows.size()));
     for (const Row& row : rows) {
       CHECK(pool.row_blocks(row.handle).ranges() == row.blocks.ranges());
@@ -204,6 +241,7 @@ class PoolPair {
     end_scheduling();
     while (!rows.empty()) free(rows.size() - 1);
     compare();
+    begin_step();
     tagma::Demand all;
     all.blocks = blocks.capacity();
     static const Keys kNone;
@@ -214,10 +252,18 @@ class PoolPair {
     free(0);
   }
 
+  // Everything is predicted: nothing moves, and eviction has no choice.
+  bool is_strict() const {
+    return options_.slack == 0 &&
+           (options_.compaction == tagma::Compaction::kOff || options_.copy_budget == 0);
+  }
+
   tagma::KvPool pool;
   BlockModel blocks;
+  WorkerModel worker;
   std::vector<Row> rows;
   bool scheduling = false;
+  int64_t latest_turn = 0;  // by how many turns a block was evicted too early, at most
 
  private:
   static tagma::PoolOptions recording(tagma::PoolOptions options) {
@@ -233,8 +279,14 @@ class PoolPair {
     return lacking + idle_hits + d.watermark + d.reserved <= free;
   }
 
-  // Follows what the pool did to give `row` its blocks; false if it rightly refused.
-  bool settle(tagma::RangeList& row, int32_t wanted, const tagma::RangeList& added, bool given) {
+  // Follows what the pool did to give a row its blocks; false if it rightly refused.
+  bool settle(Row& row, int32_t wanted, const tagma::RangeList& added, bool given) {
+    if (!is_strict()) return settle_by_following(row, wanted, added, given);
+    return settle_exactly(row.blocks, wanted, added, given);
+  }
+
+  bool settle_exactly(tagma::RangeList& row, int32_t wanted, const tagma::RangeList& added,
+                      bool given) {
     const int32_t lacking = wanted - row.num_blocks();
     if (lacking <= 0) {
       CHECK(given);
@@ -282,6 +334,113 @@ class PoolPair {
     return true;
   }
 
+  bool settle_by_following(Row& row, int32_t wanted, const tagma::RangeList& added, bool given) {
+    const int32_t lacking = wanted - row.blocks.num_blocks();
+    if (lacking <= 0) {
+      CHECK(given);
+      expect_untouched(added);
+      return true;
+    }
+    const int32_t in_holes = blocks.num_in_holes();
+    const bool for_cap = pool.num_cap_evictions() > cap_evictions_;
+    const int64_t in_rows = follow(row, for_cap);
+    CHECK(pool.num_cap_refusals() - cap_refusals_ == (given ? 0 : 1));
+    // Evicted is what the holes lack, and no more than the slack beyond.
+    const int64_t evicted = pool.num_evictions() - evictions_;
+    if (!for_cap) {
+      CHECK(evicted >= std::max(lacking - in_holes, 0) || !given);
+      CHECK(evicted <= std::max(lacking - in_holes, 0) + in_rows + options_.slack ||
+            budget() < kPlenty);
+    }
+    if (!given) {
+      CHECK(added.empty());
+      const int32_t fewest =
+          BlockModel::fewest_ranges(blocks.holes(true), lacking, row.blocks.tail());
+      CHECK(row.blocks.num_ranges() + fewest > cap_);
+      return false;
+    }
+    CHECK(added.num_blocks() == lacking);
+    blocks.take(added);
+    row.blocks.append(added);
+    CHECK(row.blocks.num_ranges() <= cap_);
+    return true;
+  }
+
+  // Repeats the pool's moves and evictions. The pool reports each kind in order, but not how they
+  // lie between each other: an eviction is repeated when a move needs the block it empties, at the
+  // latest at the end. `row` may be one that is not in `rows` yet. Returns how many blocks of rows
+  // moved.
+  int64_t follow(Row& row, bool for_cap) {
+    const std::vector<tagma::EvictedBlock> evicted = pool.take_evicted();
+    CHECK(pool.num_evictions() - evictions_ == static_cast<int64_t>(evicted.size()));
+    size_t next = 0;
+    int64_t live = 0;
+    int64_t in_rows = 0;  // these, and the hit of a new row
+    const auto repeat_eviction = [&] {
+      CHECK(next < evicted.size());
+      const tagma::BlockId block = evicted[next++].block;
+      CHECK(blocks.refs(block) == 0);
+      check_key(evicted[next - 1]);
+      if (!for_cap) check_turn(block);
+      forget(block);
+    };
+    for (const tagma::BlockCopy& move : pool.take_relocations()) {
+      CHECK(options_.compaction != tagma::Compaction::kOff);
+      while (!blocks.in_hole(move.to)) repeat_eviction();
+      const int32_t refs = blocks.refs(move.from);
+      CHECK(refs <= 1);  // shared blocks never move
+      if (refs == 1) {
+        Row& owner = owner_of(row, move.from);
+        // The prefix hit of a row that is being admitted was idle just before.
+        const bool adopted = owner.grown_step < 0;
+        CHECK(adopted || options_.compaction == tagma::Compaction::kLive);
+        CHECK(owner.grown_step != step_);
+        owner.blocks.replace(owner.blocks.index_of(move.from), {move.to, 1});
+        live += adopted ? 0 : 1;
+        ++in_rows;
+      }
+      blocks.relocate(move.from, move.to);
+      int& key = key_of_[static_cast<size_t>(move.from)];
+      if (key < 0) continue;
+      std::replace(of_key(key).begin(), of_key(key).end(), move.from, move.to);
+      std::swap(key, key_of_[static_cast<size_t>(move.to)]);
+    }
+    CHECK(pool.num_moved_live() - moved_live_ == live);
+    while (next < evicted.size()) repeat_eviction();
+    return in_rows;
+  }
+
+  // Blocks are evicted in turn, but for the slack, unless a step has too few moves: one of the
+  // `slack` oldest each time, or the oldest.
+  void check_turn(tagma::BlockId block) {
+    const auto at = std::find(blocks.lru().begin(), blocks.lru().end(), block);
+    const int64_t turn = at - blocks.lru().begin();
+    latest_turn = std::max(latest_turn, turn - std::max(options_.slack, 1) + 1);
+    if (options_.compaction == tagma::Compaction::kOff || budget() >= kPlenty) {
+      CHECK(turn < std::max(options_.slack, 1));
+    }
+  }
+
+  Row& owner_of(Row& row, tagma::BlockId block) {
+    if (row.blocks.index_of(block) >= 0) return row;
+    for (Row& other : rows) {
+      if (other.blocks.index_of(block) >= 0) return other;
+    }
+    CHECK(!"a live block without a row");
+    return row;
+  }
+
+  int64_t content(const Row& row, int32_t i) const {
+    if (static_cast<size_t>(i) < row.keys->size()) return (*row.keys)[static_cast<size_t>(i)];
+    return -(static_cast<int64_t>(row.handle) * 4096 + i) - 2;
+  }
+
+  static constexpr int64_t kPlenty = 100000;  // moves that no step of these tests can spend
+
+  int64_t budget() const {
+    return options_.compaction == tagma::Compaction::kOff ? 0 : options_.copy_budget;
+  }
+
   // Ranges that a row alone in the pool would have if it took every other block, at worst.
   int32_t ranges_to_come(const tagma::RangeList& row) const {
     int32_t ranges = row.num_ranges();
@@ -295,14 +454,13 @@ class PoolPair {
     evictions_ = pool.num_evictions();
     cap_evictions_ = pool.num_cap_evictions();
     cap_refusals_ = pool.num_cap_refusals();
+    moved_live_ = pool.num_moved_live();
   }
 
   void expect_untouched(const tagma::RangeList& added) {
-    CHECK(added.empty());
-    CHECK(pool.take_evicted().empty());
-    CHECK(pool.num_evictions() == evictions_);
-    CHECK(pool.num_cap_evictions() == cap_evictions_);
-    CHECK(pool.num_cap_refusals() == cap_refusals_);
+    CHECK(added.empty() && pool.take_evicted().empty());
+    CHECK(pool.num_evictions() == evictions_ && pool.num_cap_evictions() == cap_evictions_ &&
+          pool.num_cap_refusals() == cap_refusals_);
   }
 
   void expect_withdrawn(const std::vector<tagma::BlockId>& expected) {
@@ -327,15 +485,15 @@ class PoolPair {
     key = -1;
     blocks.uncache(block);
   }
-
   std::vector<tagma::BlockId>& of_key(int key) { return blocks_of_[static_cast<size_t>(key)]; }
 
   const KeyBook& book_;
+  tagma::PoolOptions options_;
   int32_t cap_;
   std::vector<std::vector<tagma::BlockId>> blocks_of_;  // [key] in order of publication
   std::vector<int> key_of_;                             // [block] or -1
   int64_t step_ = 0;
-  int64_t evictions_ = 0;
-  int64_t cap_evictions_ = 0;
-  int64_t cap_refusals_ = 0;
+  int64_t evictions_ = 0, cap_evictions_ = 0, cap_refusals_ = 0;
+  int64_t moved_live_ = 0;
+  int64_t moved_before_step_ = 0;
 };

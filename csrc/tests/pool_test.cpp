@@ -284,14 +284,15 @@ void headroom_learns_and_never_goes_below_zero() {
   }
   CHECK(pool.headroom_blocks() >= 40 && pool.headroom_blocks() <= 60);
   CHECK(pool.headroom_blocks() > initial);
-  // Aborted inside a prompt that comes in chunks: grown by nothing, not by less than nothing.
-  for (int i = 0; i < 600; ++i) {
+  // Aborted inside a prompt that comes in chunks: grown by nothing, not by less than nothing. So
+  // many that they outvote the others.
+  for (int i = 0; i < 1300; ++i) {
     Demand demand = demand_of(1);
     demand.prompt = 500;
     pool.free(pool.admit({}, demand, added));
     CHECK(pool.headroom_blocks() >= 0);
   }
-  CHECK(pool.headroom_blocks() <= 1);
+  CHECK(pool.headroom_blocks() == 0);
 }
 
 // Every short sequence of calls on tiny pools under tiny caps.

@@ -46,6 +46,14 @@ class Pair {
     key_of.erase(block);
   }
 
+  void move(BlockId from, BlockId to) {
+    index.move(from, to);
+    std::vector<BlockId>& list = blocks_of.at(key_of.at(from));
+    *std::find(list.begin(), list.end(), from) = to;
+    key_of[to] = key_of.at(from);
+    key_of.erase(from);
+  }
+
   BlockId expected(const std::string& key) const {
     const auto found = blocks_of.find(key);
     return found == blocks_of.end() ? kNullBlock : found->second.front();
@@ -100,7 +108,8 @@ void every_short_sequence_on_colliding_keys() {
   do {
     Pair pair(kBlocks, 32, 7);
     for (int step = 0; step < 6; ++step) {
-      // A published block can be withdrawn; the first one that is not gets one of the keys.
+      // A published block can be withdrawn or moved; the first one that is not gets one of the keys
+      // or the moved block's place.
       std::vector<BlockId> published;
       BlockId fresh = kNullBlock;
       for (BlockId b = kBlocks - 1; b >= 1; --b) {
@@ -111,11 +120,15 @@ void every_short_sequence_on_colliding_keys() {
         }
       }
       const int inserts = fresh == kNullBlock ? 0 : 3;
-      const int choice = choices.choose(inserts + static_cast<int>(published.size()));
+      const int erasures = static_cast<int>(published.size());
+      const int moves = fresh == kNullBlock ? 0 : erasures;
+      const int choice = choices.choose(inserts + erasures + moves);
       if (choice < inserts) {
         pair.insert(fresh, keys[static_cast<size_t>(choice)]);
-      } else {
+      } else if (choice < inserts + erasures) {
         pair.erase(published[static_cast<size_t>(choice - inserts)]);
+      } else {
+        pair.move(published[static_cast<size_t>(choice - inserts - erasures)], fresh);
       }
       if (choices.fresh()) pair.compare(keys, kBlocks);
     }
@@ -143,6 +156,10 @@ void random_runs_agree_with_a_map() {
           pair.insert(block, keys[random() % keys.size()]);
         } else if (pair.key_of.count(block) > 0 && random() % 4 < (filling ? 1U : 3U)) {
           pair.erase(block);
+        }
+        const BlockId to = 1 + static_cast<BlockId>(random() % (kBlocks - 1));
+        if (pair.key_of.count(block) > 0 && pair.key_of.count(to) == 0 && random() % 2 == 0) {
+          pair.move(block, to);
         }
         if (step % 10 == 0) pair.compare(keys, kBlocks);
       }
@@ -194,6 +211,27 @@ void duplicates_are_found_in_order_of_publication() {
   }
 }
 
+// A block that moves keeps its turn: the first stays the first, the last the last.
+void a_moved_block_keeps_its_turn() {
+  const std::string key = colliding_key(1);
+  for (size_t i = 0; i < 4; ++i) {
+    for (size_t j = 0; j < 4; ++j) {
+      Pair pair(12, 32, 3);
+      pair.insert(9, colliding_key(0));
+      for (const BlockId b : {5, 2, 7, 3}) pair.insert(b, key);
+      pair.move(pair.blocks_of.at(key)[i], 10);
+      pair.compare({key, colliding_key(0)}, 12);
+      pair.move(pair.blocks_of.at(key)[j], 11);
+      pair.insert(6, key);
+      while (pair.expected(key) != kNullBlock) {
+        pair.compare({key, colliding_key(0)}, 12);
+        pair.erase(pair.expected(key));
+      }
+      pair.compare({key, colliding_key(0)}, 12);
+    }
+  }
+}
+
 void keys_are_compared_in_full() {
   for (size_t at = 0; at < 32; ++at) {
     Pair pair(4, 32, 1);
@@ -226,6 +264,12 @@ void misuse_is_refused_and_changes_nothing() {
   CHECK_THROWS(index.insert(1, bytes(colliding_key(1))), UsageError);
   CHECK(index.find(bytes(key)) == 1);
   CHECK_THROWS(index.erase(2), UsageError);
+  CHECK_THROWS(index.move(2, 3), UsageError);
+  CHECK_THROWS(index.move(1, 1), UsageError);
+  index.insert(2, bytes(colliding_key(1)));
+  CHECK_THROWS(index.move(1, 2), UsageError);
+  CHECK(index.find(bytes(key)) == 1 && index.find(bytes(colliding_key(1))) == 2);
+  index.erase(2);
   index.erase(1);
   CHECK_THROWS(index.erase(1), UsageError);
   CHECK(index.size() == 0 && index.num_keys() == 0);
@@ -241,6 +285,7 @@ int main() {
       {"full indexes stay searchable", full_indexes_stay_searchable},
       {"duplicates are found in order of publication",
        duplicates_are_found_in_order_of_publication},
+      {"a moved block keeps its turn", a_moved_block_keeps_its_turn},
       {"keys are compared in full", keys_are_compared_in_full},
       {"misuse is refused and changes nothing", misuse_is_refused_and_changes_nothing},
   });
