@@ -1,7 +1,8 @@
 // The holes of a pool: maximal ranges of free blocks, always coalesced, found by address or size.
 //
 // Boundary tags (Knuth, TAOCP vol. 1, 2.5) make coalescing O(1): the first block of a hole knows
-// its length, the last one knows its first; the sign tells which, so one array holds both. Size
+// it, and so does the last one with a minus sign; what there is to know is kept in one node a hole,
+// so that a pool of few holes costs 4 bytes a block. Size
 // classes with a bitmap (two-level segregated fit, Masmano et al., ECRTS 2004) find a fitting hole:
 // lengths below 64 have a class each, longer ones 32 classes per power of two. Best fit is exact:
 // inside the first class that can fit, all holes are compared. Holes of a class below 64 are all
@@ -21,11 +22,8 @@ namespace tagma {
 class HoleIndex {
  public:
   // Addresses [0, num_blocks); block 0 is never free, so 0 serves as "none". O(num_blocks).
-  explicit HoleIndex(int32_t num_blocks)
-      : tag_(static_cast<size_t>(num_blocks), 0),
-        next_(static_cast<size_t>(num_blocks), 0),
-        prev_(static_cast<size_t>(num_blocks), 0) {
-    heads_.fill(kNullBlock);
+  explicit HoleIndex(int32_t num_blocks) : tag_(static_cast<size_t>(num_blocks), kNone), nodes_(1) {
+    heads_.fill(kNone);
     bitmap_.fill(0);
   }
 
@@ -35,15 +33,15 @@ class HoleIndex {
     BlockId start = range.start;
     BlockId end = range.end();
     num_blocks_ += range.count;
-    const BlockId left = first_of(start - 1);
-    if (left != kNullBlock) {
+    const int32_t left = ends_at(start - 1);
+    if (left != kNone) {
+      start = nodes_[left].hole.start;
       unlink(left);
-      start = left;
     }
     if (end < num_ids() && tag_[end] > 0) {
       const int32_t right = tag_[end];
-      unlink(end);
-      end += right;
+      end = nodes_[right].hole.end();
+      unlink(right);
     }
     link({start, end - start});
   }
@@ -56,7 +54,7 @@ class HoleIndex {
       throw UsageError(message("range [", range.start, ", ", range.end(),
                                ") is not inside the hole [", hole.start, ", ", hole.end(), ")"));
     }
-    unlink(hole.start);
+    unlink(tag_[hole.start]);
     num_blocks_ -= range.count;
     if (range.start > hole.start) link({hole.start, range.start - hole.start});
     if (hole.end() > range.end()) link({range.end(), hole.end() - range.end()});
@@ -64,8 +62,8 @@ class HoleIndex {
 
   // The hole whose first block is `start`, of count 0 if there is none. O(1).
   BlockRange hole_at(BlockId start) const {
-    if (start <= 0 || start >= num_ids() || tag_[start] < 0) return {start, 0};
-    return {start, tag_[start]};
+    if (start <= 0 || start >= num_ids() || tag_[start] <= 0) return {start, 0};
+    return nodes_[tag_[start]].hole;
   }
 
   // The shortest hole of at least `count` blocks, or count 0. O(holes in two classes of 64 or
@@ -86,8 +84,8 @@ class HoleIndex {
     for (int word = kWords - 1; word >= 0; --word) {
       if (bitmap_[word] == 0) continue;
       const int top = word * 64 + 63 - __builtin_clzll(bitmap_[word]);
-      for (BlockId at = heads_[top]; at != kNullBlock; at = next_[at]) {
-        if (tag_[at] > best.count) best = {at, tag_[at]};
+      for (int32_t at = heads_[top]; at != kNone; at = nodes_[at].next) {
+        if (nodes_[at].hole.count > best.count) best = nodes_[at].hole;
         if (top < kExact) break;
       }
       break;
@@ -101,9 +99,10 @@ class HoleIndex {
   void visit_at_least(int32_t count, Visit&& visit) const {
     for (int cls = next_class(size_class(count)); cls >= 0; cls = next_class(cls + 1)) {
       bool first = true;
-      for (BlockId at = heads_[cls]; at != kNullBlock; at = next_[at]) {
-        if (tag_[at] < count) continue;
-        if (!visit(BlockRange{at, tag_[at]}, first)) return;
+      for (int32_t at = heads_[cls]; at != kNone; at = nodes_[at].next) {
+        const BlockRange hole = nodes_[at].hole;
+        if (hole.count < count) continue;
+        if (!visit(hole, first)) return;
         first = false;
       }
     }
@@ -114,8 +113,9 @@ class HoleIndex {
   void visit_by_address(Visit&& visit) const {
     for (BlockId at = 1; at < num_ids();) {
       if (tag_[at] > 0) {
-        visit(BlockRange{at, tag_[at]});
-        at += tag_[at];
+        const BlockRange hole = nodes_[tag_[at]].hole;
+        visit(hole);
+        at += hole.count;
       } else {
         ++at;
       }
@@ -125,8 +125,8 @@ class HoleIndex {
   int32_t num_blocks() const { return num_blocks_; }
   int32_t num_holes() const { return num_holes_; }
   size_t memory_bytes() const {
-    return (tag_.capacity() + next_.capacity() + prev_.capacity()) * sizeof(int32_t) +
-           sizeof(heads_) + sizeof(bitmap_);
+    return tag_.capacity() * sizeof(int32_t) + nodes_.capacity() * sizeof(Node) + sizeof(heads_) +
+           sizeof(bitmap_);
   }
 
   // Law H: tags, classes and counters describe the same maximal holes. Throws InvariantError.
@@ -139,7 +139,8 @@ class HoleIndex {
     visit_by_address([&](BlockRange hole) {
       require(hole.start > previous_end, "two holes touch or overlap at", hole.start);
       require(hole.end() <= num_ids(), "a hole leaves the pool at", hole.start);
-      require(first_of(hole.end() - 1) == hole.start, "the end tag is wrong for", hole.start);
+      require(nodes_[tag_[hole.start]].hole == hole && ends_at(hole.end() - 1) == tag_[hole.start],
+              "the end tag is wrong for", hole.start);
       previous_end = hole.end();
       blocks += hole.count;
       ++holes;
@@ -147,24 +148,37 @@ class HoleIndex {
     });
     require(blocks == num_blocks_, "free blocks counted", blocks);
     require(holes == num_holes_, "holes counted", holes);
-    for (const int32_t tag : tag_) blocks_tagged += tag != 0 ? 1 : 0;
+    for (const int32_t tag : tag_) blocks_tagged += tag != kNone ? 1 : 0;
     require(blocks_tagged == 0, "tags that belong to no hole:", blocks_tagged);
     int32_t listed = 0;
     for (int cls = 0; cls < kClasses; ++cls) {
-      require((heads_[cls] != kNullBlock) == ((bitmap_[cls / 64] >> (cls % 64) & 1) != 0),
+      require((heads_[cls] != kNone) == ((bitmap_[cls / 64] >> (cls % 64) & 1) != 0),
               "the bitmap is wrong for class", cls);
-      BlockId previous = kNullBlock;
-      for (BlockId at = heads_[cls]; at != kNullBlock; at = next_[at]) {
-        require(tag_[at] > 0 && size_class(tag_[at]) == cls, "listed in the wrong class:", at);
-        require(prev_[at] == previous, "the list of its class is broken at", at);
-        require(++listed <= num_holes_, "more listed than counted, at", at);
+      int32_t previous = kNone;
+      for (int32_t at = heads_[cls]; at != kNone; at = nodes_[at].next) {
+        const BlockRange hole = nodes_[at].hole;
+        require(tag_[hole.start] == at && size_class(hole.count) == cls,
+                "listed in the wrong class:", hole.start);
+        require(nodes_[at].previous == previous, "the list of its class is broken at", hole.start);
+        require(++listed <= num_holes_, "more listed than counted, at", hole.start);
         previous = at;
       }
     }
+    int32_t unused = 0;
+    for (int32_t at = unused_; at != kNone; at = nodes_[at].next) ++unused;
+    require(listed + unused + 1 == static_cast<int32_t>(nodes_.size()),
+            "nodes lost or doubled:", unused);
     require(listed == num_holes_, "holes listed by class", listed);
   }
 
  private:
+  struct Node {
+    BlockRange hole;
+    int32_t next = 0;  // of its class, or the next unused node
+    int32_t previous = 0;
+  };
+
+  static constexpr int32_t kNone = 0;     // the first node is never a hole's
   static constexpr int kExact = 64;       // lengths below this have a class of their own
   static constexpr int kSubClasses = 32;  // classes per power of two above
   static constexpr int kClasses = kExact + (31 - 6) * kSubClasses;
@@ -191,36 +205,44 @@ class HoleIndex {
 
   BlockId num_ids() const { return static_cast<BlockId>(tag_.size()); }
 
-  // The first block of the hole whose last one is `last`, or the null block.
-  BlockId first_of(BlockId last) const {
+  // The node of the hole whose last block is `last`, or kNone.
+  int32_t ends_at(BlockId last) const {
     const int32_t tag = tag_[last];
-    return tag < 0 ? -tag : tag == 1 ? last : kNullBlock;
+    if (tag < 0) return -tag;
+    return tag != kNone && nodes_[tag].hole.count == 1 ? tag : kNone;
   }
 
   void link(BlockRange hole) {
-    if (hole.count > 1) tag_[hole.end() - 1] = -hole.start;
-    tag_[hole.start] = hole.count;
+    if (unused_ == kNone) {
+      unused_ = static_cast<int32_t>(nodes_.size());
+      nodes_.emplace_back();
+    }
+    const int32_t at = unused_;
+    unused_ = nodes_[at].next;
+    if (hole.count > 1) tag_[hole.end() - 1] = -at;
+    tag_[hole.start] = at;
     const int cls = size_class(hole.count);
-    next_[hole.start] = heads_[cls];
-    prev_[hole.start] = kNullBlock;
-    if (heads_[cls] != kNullBlock) prev_[heads_[cls]] = hole.start;
-    heads_[cls] = hole.start;
+    nodes_[at] = {hole, heads_[cls], kNone};
+    if (heads_[cls] != kNone) nodes_[heads_[cls]].previous = at;
+    heads_[cls] = at;
     bitmap_[cls / 64] |= uint64_t{1} << (cls % 64);
     ++num_holes_;
   }
 
-  void unlink(BlockId start) {
-    const int32_t length = tag_[start];
-    const int cls = size_class(length);
-    if (prev_[start] != kNullBlock) {
-      next_[prev_[start]] = next_[start];
+  void unlink(int32_t at) {
+    const Node node = nodes_[at];
+    const int cls = size_class(node.hole.count);
+    if (node.previous != kNone) {
+      nodes_[node.previous].next = node.next;
     } else {
-      heads_[cls] = next_[start];
-      if (heads_[cls] == kNullBlock) bitmap_[cls / 64] &= ~(uint64_t{1} << (cls % 64));
+      heads_[cls] = node.next;
+      if (heads_[cls] == kNone) bitmap_[cls / 64] &= ~(uint64_t{1} << (cls % 64));
     }
-    if (next_[start] != kNullBlock) prev_[next_[start]] = prev_[start];
-    tag_[start] = 0;
-    tag_[start + length - 1] = 0;
+    if (node.next != kNone) nodes_[node.next].previous = node.previous;
+    tag_[node.hole.start] = kNone;
+    tag_[node.hole.end() - 1] = kNone;
+    nodes_[at].next = unused_;
+    unused_ = at;
     --num_holes_;
   }
 
@@ -228,13 +250,13 @@ class HoleIndex {
     if (!holds) throw InvariantError(message("law H (holes): ", what, " ", value));
   }
 
-  // [block] length of the hole that starts here; minus the first block of the hole, longer than one
-  // block, that ends here; else 0
+  // [block] node of the hole that starts here; minus the node of the hole, longer than one block,
+  // that ends here; else kNone
   std::vector<int32_t> tag_;
-  std::vector<BlockId> next_;  // [first block of a hole] next hole of its class
-  std::vector<BlockId> prev_;
-  std::array<BlockId, kClasses> heads_;
+  std::vector<Node> nodes_;
+  std::array<int32_t, kClasses> heads_;
   std::array<uint64_t, kWords> bitmap_;
+  int32_t unused_ = kNone;  // first of the nodes without a hole
   int32_t num_blocks_ = 0;
   int32_t num_holes_ = 0;
 };

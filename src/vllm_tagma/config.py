@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from vllm_tagma.errors import ConfigError
 
 Backend = Literal["paged", "tagma"]
+Compaction = Literal["off", "idle", "live"]
 
 BACKEND_KEY: Final = "kv_cache_backend"
 """Key of ``additional_config`` that chooses the backend."""
@@ -26,7 +28,19 @@ OPTIONS_KEY: Final = "tagma"
 
 BACKENDS: Final[tuple[Backend, ...]] = ("paged", "tagma")
 
+COMPACTIONS: Final[tuple[Compaction, ...]] = get_args(Compaction)
+
+DEFAULT_COMPACTION: Final[Compaction] = "live"
+
+MAX_POOL_MAP_PARTS: Final = 256
+"""Each part is two time series on ``/metrics``."""
+
+MAX_COPY_BUDGET: Final = 65_536
+"""Blocks a step. Larger values are a slip: a budget in bytes or tokens, or one for a whole run."""
+
 _ENVIRONMENT: Final = {
+    "compaction": "VLLM_TAGMA_COMPACTION",
+    "copy_budget": "VLLM_TAGMA_COPY_BUDGET",
     "debug_slots": "VLLM_TAGMA_DEBUG_SLOTS",
     "check_invariants": "VLLM_TAGMA_CHECK_INVARIANTS",
 }
@@ -54,6 +68,38 @@ class TagmaConfig:
     When to change: not yet. The core keeps the contract, but serving refuses any value but 1
     until a kernel profits from it.
     Example: ``--additional-config.tagma.alignment 1``
+    """
+
+    compaction: Compaction = DEFAULT_COMPACTION
+    """Which blocks the scheduler may move to make room for ranges.
+
+    What: ``off`` moves nothing; ``idle`` moves cached blocks that no request holds; ``live`` moves
+    blocks of running requests too. Moved KV is copied by the worker before the step that reads it.
+    Unit and default: a choice, ``live``. Environment: ``VLLM_TAGMA_COMPACTION`` (wins when set).
+    When to change: ``off`` to rule copies out when looking for a fault, ``idle`` where the blocks
+    of running requests must stay where they are. ``docs/compaction.md`` has what each costs.
+    Example: ``--tagma-compaction live`` or ``--additional-config.tagma.compaction live``.
+    In a YAML file of ``--config`` quote ``"off"``: a bare ``off`` is false, which vLLM drops.
+    """
+
+    copy_budget: int = 4096
+    """How many blocks the scheduler may have copied in one step.
+
+    What: an upper bound on the blocks moved a scheduler step, idle and live together.
+    Unit and default: blocks a step, 4,096; 0 to 65,536. 0 moves nothing. Environment:
+    ``VLLM_TAGMA_COPY_BUDGET`` (wins when set).
+    When to change: lower it if steps with copies are too long; ``vllm:tagma_moved_blocks`` on
+    ``/metrics`` counts what is moved.
+    Example: ``--tagma-copy-budget 128`` or ``--additional-config.tagma.copy_budget 128``
+    """
+
+    pool_map_parts: int = 64
+    """Resolution of the map of the pool on ``/metrics``, which ``tagma map`` draws.
+
+    What: the pool is cut into so many equal parts; each is two series, live and cached blocks.
+    Unit and default: parts, 64; 0 to 256. 0 leaves the map out.
+    When to change: 0 where every time series costs money.
+    Example: ``--additional-config.tagma.pool_map_parts 0``
     """
 
     debug_slots: bool = False
@@ -106,7 +152,8 @@ class TagmaConfig:
         be turned on without touching a deployment's command line.
 
         Raises:
-            ConfigError: an unknown key, a wrong type, or an environment value other than 0 or 1.
+            ConfigError: an unknown key, a wrong type, a value outside its choices or bounds, or an
+                environment value that cannot be read.
         """
         values = _options(additional_config)
         values.update(_environment(os.environ if environ is None else environ))
@@ -170,6 +217,34 @@ def with_backend(additional_config: object, backend: object) -> dict[str, Any]:
     return {**additional_config, BACKEND_KEY: wanted}
 
 
+def with_option(additional_config: object, key: str, value: object) -> dict[str, Any]:
+    """A copy of ``additional_config`` whose tagma options hold ``key: value``, from a flag.
+
+    Raises:
+        ConfigError: the backend is not tagma, so that the flag would have no effect;
+            ``additional_config`` already gives the option another value; or a wrong value.
+    """
+    flag = flag_of(key)
+    if not isinstance(additional_config, Mapping) or additional_config.get(BACKEND_KEY) != "tagma":
+        raise ConfigError(
+            f"{flag} {value} has no effect with the paged backend. Add --kv-cache-backend tagma or "
+            f"drop {flag}."
+        )
+    options = _options(additional_config)
+    _require_valid(key, value, where=flag)
+    if options.get(key, value) != value:
+        raise ConfigError(
+            f"{flag} {value} contradicts {OPTIONS_KEY}.{key}={options[key]!r} in "
+            f"--additional-config. Give the option once."
+        )
+    return {**additional_config, OPTIONS_KEY: {**options, key: value}}
+
+
+def flag_of(key: str) -> str:
+    """The command-line flag of an option: ``--tagma-copy-budget`` for ``copy_budget``."""
+    return f"--tagma-{key.replace('_', '-')}"
+
+
 def _options(additional_config: object) -> dict[str, Any]:
     if not isinstance(additional_config, Mapping):
         return {}
@@ -179,28 +254,45 @@ def _options(additional_config: object) -> dict[str, Any]:
             f"additional_config[{OPTIONS_KEY!r}] must be a dict of options, not {given!r}. "
             f"""Example: --additional-config '{{"{OPTIONS_KEY}": {{"debug_slots": true}}}}'."""
         )
-    known = {field.name: type(field.default) for field in dataclasses.fields(TagmaConfig)}
+    known = _types()
     for key, value in given.items():
         if key not in known:
             raise ConfigError(
                 f"additional_config[{OPTIONS_KEY!r}] has an unknown option {key!r}. "
                 f"Known options: {', '.join(known)}."
             )
-        # bool is a subclass of int: an exact comparison keeps `alignment: true` out.
-        if type(value) is not known[key]:
-            raise ConfigError(
-                f"additional_config[{OPTIONS_KEY!r}][{key!r}]={value!r} must be of type "
-                f"{known[key].__name__}, not {type(value).__name__}."
-            )
-    if given.get("alignment", 1) < 1:
-        raise ConfigError(
-            f"additional_config[{OPTIONS_KEY!r}]['alignment']={given['alignment']} must be at "
-            f"least 1 block."
-        )
+        _require_valid(key, value, where=f"additional_config[{OPTIONS_KEY!r}][{key!r}]")
     return dict(given)
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, bool]:
+def _types() -> dict[str, type]:
+    return {field.name: type(field.default) for field in dataclasses.fields(TagmaConfig)}
+
+
+def _require_valid(key: str, value: object, *, where: str) -> None:
+    """Raise :class:`ConfigError`, beginning with ``where``, unless ``value`` fits the option."""
+    wanted = _types()[key]
+    if key == "compaction" and value not in COMPACTIONS:
+        hint = " (YAML reads a bare off as false: quote it)" if value is False else ""
+        raise ConfigError(f"{where}={value!r} must be one of {', '.join(COMPACTIONS)}{hint}.")
+    # bool is a subclass of int: an exact comparison keeps `alignment: true` out.
+    if type(value) is not wanted:
+        raise ConfigError(
+            f"{where}={value!r} must be of type {wanted.__name__}, not {type(value).__name__}."
+        )
+    if key == "alignment" and isinstance(value, int) and value < 1:
+        raise ConfigError(f"{where}={value} must be at least 1 block.")
+    if key == "copy_budget" and isinstance(value, int) and not 0 <= value <= MAX_COPY_BUDGET:
+        raise ConfigError(
+            f"{where}={value} must be 0 to {MAX_COPY_BUDGET} blocks a step; 0 moves nothing."
+        )
+    if key == "pool_map_parts" and isinstance(value, int) and not 0 <= value <= MAX_POOL_MAP_PARTS:
+        raise ConfigError(
+            f"{where}={value} must be 0 to {MAX_POOL_MAP_PARTS} parts; 0 leaves the map out."
+        )
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for name in environ:
         if not name.startswith(_ENVIRONMENT_PREFIX) or name in ENVIRONMENT_NAMES:
             continue
@@ -211,12 +303,26 @@ def _environment(environ: Mapping[str, str]) -> dict[str, bool]:
                 f"unknown environment variable {name}, did you mean {meant[0]}? "
                 f"Known: {', '.join(ENVIRONMENT_NAMES)}. Unset it or correct its name."
             )
-    values: dict[str, bool] = {}
+    values: dict[str, Any] = {}
+    types = _types()
     for key, name in _ENVIRONMENT.items():
         raw = environ.get(name)
         if raw is None:
             continue
-        if raw not in ("0", "1"):
-            raise ConfigError(f"{name}={raw!r} must be 0 or 1. Unset it to use the option {key!r}.")
-        values[key] = raw == "1"
+        values[key] = _parsed(key, raw, wanted=types[key], name=name)
+        _require_valid(key, values[key], where=name)
     return values
+
+
+def _parsed(key: str, raw: str, *, wanted: type, name: str) -> object:
+    """The value of an environment variable; strict, so that ``1_0``, `` 1`` and ``+1`` are not."""
+    unset = f"Unset it to use the option {key!r}."
+    if wanted is bool:
+        if raw not in ("0", "1"):
+            raise ConfigError(f"{name}={raw!r} must be 0 or 1. {unset}")
+        return raw == "1"
+    if wanted is int:
+        if not re.fullmatch(r"-?[0-9]{1,18}", raw, re.ASCII):
+            raise ConfigError(f"{name}={raw!r} must be a whole number. {unset}")
+        return int(raw)
+    return raw

@@ -17,8 +17,10 @@ from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
-from vllm_tagma._native import BlockRanges, Pool
+from vllm_tagma._native import BlockRanges
 from vllm_tagma.blocks import TagmaKVCacheBlocks
+from vllm_tagma.config import TagmaConfig
+from vllm_tagma.core_pool import follow_moves, new_pool
 from vllm_tagma.errors import InvariantError, UnsupportedError
 from vllm_tagma.events import EventLog
 from vllm_tagma.row import Row
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
-
-    from vllm_tagma.config import TagmaConfig
 
 # Under vLLM's logger: its handlers and level apply, a logger of our own would stay silent.
 _logger = logging.getLogger("vllm.tagma.manager")
@@ -99,11 +99,13 @@ class TagmaKVCacheManager:
         self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
 
-        self.pool = Pool(
+        self.pool = new_pool(
             kv_cache_config.num_blocks,
+            tagma_config or TagmaConfig(),
             record_evictions=enable_kv_cache_events or metrics_collector is not None,
         )
         self._rows: dict[str, Row] = {}
+        self._moved_rows: list[tuple[int, BlockRanges]] = []
         self._events = (
             EventLog(
                 block_size=spec.block_size,
@@ -268,6 +270,8 @@ class TagmaKVCacheManager:
             if grown is None:
                 self._observe_evictions()  # the range cap may have cost some
                 return None
+            if request.status in _ADMISSION:  # a session: its whole row goes to the worker
+                self.pool.hold(row.handle)
             added = grown
         num_added = len(added)
         row.held_blocks += num_added
@@ -378,9 +382,25 @@ class TagmaKVCacheManager:
                 blocks -= 1
         return 0
 
-    def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
-        """Block copies for the worker, and the blocks they retain: none."""
-        return [], []
+    def take_kv_cache_block_copies(self) -> tuple[list[tuple[int, int]], list[Any]]:
+        """Block copies (from, to) for the worker to make before the step's forward pass, all
+        sources read before a destination is written; and the blocks they retain: none."""
+        copies, self._moved_rows = self.pool.take_moves()
+        return copies, []
+
+    def take_row_moves(self) -> dict[str, list[tuple[int, int]]]:
+        """Rows that the worker holds and whose blocks moved in this step: request id to the
+        (start, count) ranges of the blocks it knows. To be called once after
+        :meth:`take_kv_cache_block_copies`. O(requests) if there are any, else O(1)."""
+        if not self._moved_rows:
+            return {}
+        moved = {handle: blocks.ranges() for handle, blocks in self._moved_rows}
+        self._moved_rows = []
+        return {
+            request_id: moved[row.handle]
+            for request_id, row in self._rows.items()
+            if row.handle in moved
+        }
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
         """Mamba states for a connector: none."""
@@ -455,6 +475,7 @@ class TagmaKVCacheManager:
             for block_id in hit.ids():
                 collector.on_block_accessed(BlockId(block_id))
         self._observe_evictions()
+        follow_moves(collector, self.pool.take_relocations())
         if collector is not None:
             for block_id in added.ids():
                 if self.enable_caching:

@@ -92,6 +92,16 @@ _SCENARIOS = (
         ),
     ),
     _Native(
+        name="kv_allocator/prompt_8192",
+        title="place a prompt of 8,192 blocks in a churned pool of 131,072, 85 % full",
+        iterations=200,
+        variants={"tagma": "kv_allocator/prompt_8192"},
+        note=(
+            "Holes only, as when nothing is cached: evictions and moves come on top. The counter "
+            "'ranges' is the sum over the timed calls."
+        ),
+    ),
+    _Native(
         name="kv_slot_mapping/prefill_4k",
         title="slots of a 4,096-token prefill in 4 ranges",
         iterations=2_000,

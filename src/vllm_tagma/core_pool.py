@@ -1,0 +1,52 @@
+"""The native pool with the options of a served model, and what its moves mean to observers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from vllm_tagma._native import Pool
+from vllm_tagma.stand_ins import BlockId
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+
+    from vllm_tagma.config import TagmaConfig
+
+# How many idle blocks, from the oldest, may be evicted before their turn where that makes a range
+# longer. With moves there is another way, and one in a hundred blocks is enough; without, ranges
+# depend on it. Measured: docs/compaction.md.
+SLACK_WITH_MOVES: Final = 0.01
+SLACK_WITHOUT_MOVES: Final = 0.10
+
+
+def new_pool(num_blocks: int, config: TagmaConfig, *, record_evictions: bool) -> Pool:
+    """A pool of ``num_blocks`` blocks, the null block included. O(num_blocks).
+
+    Where ranges are aligned neither moves nor slack apply: the cache is off, nothing is idle.
+    """
+    moves = config.compaction != "off" and config.copy_budget > 0
+    share = SLACK_WITH_MOVES if moves else SLACK_WITHOUT_MOVES
+    single = config.alignment == 1
+    return Pool(
+        num_blocks,
+        alignment=config.alignment,
+        record_evictions=record_evictions,
+        compaction=config.compaction if single else "off",
+        copy_budget=config.copy_budget,
+        slack=int(share * num_blocks) if single else 0,
+    )
+
+
+def follow_moves(
+    collector: KVCacheMetricsCollector | None, moves: Iterable[tuple[int, int]]
+) -> None:
+    """Lets vLLM's residency samples follow their blocks: a move is neither an eviction nor an
+    access. O(moves)."""
+    if collector is None:
+        return
+    for source, destination in moves:
+        collector.on_block_evicted(BlockId(destination))  # what was there has left unnoticed
+        sample = collector.block_metrics.pop(source, None)
+        if sample is not None:
+            collector.block_metrics[destination] = sample
