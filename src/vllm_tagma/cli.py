@@ -11,6 +11,8 @@ import typer
 
 from vllm_tagma import versions
 from vllm_tagma.bench.command import app as bench_app
+from vllm_tagma.live_map.command import pool_map
+from vllm_tagma.replay.command import replay
 from vllm_tagma.report.command import report
 
 app = typer.Typer(
@@ -56,6 +58,8 @@ def doctor(
 
 
 app.add_typer(bench_app)
+app.command(name="map")(pool_map)
+app.command()(replay)
 app.command()(report)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -34,6 +35,48 @@ def post(port: int, path: str, body: dict[str, Any]) -> Any:
     )
     with urllib.request.urlopen(request, timeout=120) as response:
         return json.loads(response.read())
+
+
+def fetch(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
+        return str(response.read().decode())
+
+
+def tagma_map(port: int, *options: str) -> subprocess.CompletedProcess[str]:
+    tagma = Path(sys.executable).with_name("tagma")
+    command = [str(tagma), "map", f"http://127.0.0.1:{port}", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def check_metrics(port: int, metrics: str) -> None:
+    """After three requests, one at a time, whose prefixes grew: nothing runs any more."""
+    found = {
+        (
+            sample.name.removeprefix("vllm:tagma_"),
+            sample.labels.get("state", sample.labels.get("le")),
+        ): sample.value
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name.startswith("vllm:tagma_") and "part" not in sample.labels
+    }
+    assert found["request_ranges_count", None] == found["request_ranges_bucket", "4.0"] == 3
+    assert found["requests", None] == found["pool_blocks", "live"] == 0
+    assert found["one_range_perc", None] == 1
+    assert found["cap_refusals_total", None] == 0
+    shown = tagma_map(port)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("engine 0 ")
+    (engine,) = json.loads(tagma_map(port, "--json").stdout)["engines"]
+    assert engine["model"] == "smollm2"
+    assert engine["cached"] > 0, "the conversation stays in the cache"
+    assert engine["cached"] + engine["hole"] == engine["blocks"]
+    assert sum(cached for _, cached, _ in engine["parts"]) == engine["cached"]
+
+
+def check_paged_map(port: int, metrics: str) -> None:
+    shown = tagma_map(port)
+    assert shown.returncode == 1
+    assert "on the paged backend" in shown.stderr
 
 
 @contextmanager
@@ -103,12 +146,12 @@ def test_chat_over_http_equals_paged(
         with serving(backend, model, engine_environment, tmp_path) as (port, log):
             seen[backend] = conversation(port)
             assert ("KV-cache backend tagma" in log.read_text()) == (backend == "tagma")
-            assert (
-                "kv_cache_usage_perc"
-                in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30)
-                .read()
-                .decode()
-            )
+            metrics = fetch(port, "/metrics")
+            assert "vllm:kv_cache_usage_perc" in metrics
+            assert ("vllm:tagma_" in metrics) == (backend == "tagma")
+            (check_metrics if backend == "tagma" else check_paged_map)(port, metrics)
+            # Our figures travel in a dict of KV fetches; vLLM's logger must not see them there.
+            assert "KV fetch" not in log.read_text()
     assert seen["tagma"] == seen["paged"]
     assert all(text for text, _ in seen["tagma"])
     assert seen["tagma"][-1][1] > 0, "the third turn must hit the first two"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parent / "differential"))
-pytest.register_assert_rewrite("manager_pair", "scheduler_trace")
+pytest.register_assert_rewrite("kv_worker", "manager_pair", "manager_solo", "scheduler_trace")
 
 
 @pytest.fixture(scope="session")

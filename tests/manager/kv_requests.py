@@ -7,9 +7,12 @@ stock manager are vLLM's own.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.lora.request import LoRARequest
@@ -25,6 +28,8 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
+from vllm_tagma import core_pool
+from vllm_tagma.config import TagmaConfig
 from vllm_tagma.manager import TagmaKVCacheManager
 
 init_none_hash(sha256)
@@ -93,22 +98,61 @@ def cache_config(*, num_blocks: int, block_size: int) -> KVCacheConfig:
     )
 
 
+_MODES = {
+    "exact": (TagmaConfig(compaction="off"), 0.0),
+    "idle": (TagmaConfig(compaction="idle", copy_budget=65_536), 0.0),
+    "moving": (TagmaConfig(compaction="live", copy_budget=65_536), 0.0),
+    "default": (TagmaConfig(), None),
+}
+
+
+def mode_of(name: str) -> tuple[TagmaConfig, float | None]:
+    """Options, and as a share of the pool how many idle blocks may be evicted before their turn
+    (None leaves it as it is).
+
+    "exact", "idle" and "moving" evict what stock evicts: no slack, and moves are never short.
+    Others are written as compaction/copy_budget/slack.
+    """
+    if name in _MODES:
+        return _MODES[name]
+    compaction, budget, slack = name.split("/")
+    return TagmaConfig(compaction=compaction, copy_budget=int(budget)), float(slack)
+
+
+def mode_options(name: str) -> dict[str, Any]:
+    """What :func:`make_manager` takes for a mode."""
+    config, slack = mode_of(name)
+    return {"tagma_config": config, "slack": slack}
+
+
+@contextlib.contextmanager
+def slack_is(share: float | None) -> Iterator[None]:
+    """Managers that are built inside have that slack."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SLACK_WITH_MOVES", "SLACK_WITHOUT_MOVES"):
+            if share is not None:
+                patch.setattr(core_pool, name, share)
+        yield
+
+
 def make_manager(
     kind: type[Any] = TagmaKVCacheManager,
     *,
     num_blocks: int = 65,
     block_size: int = 4,
     max_model_len: int = 1 << 20,
+    slack: float | None = None,
     **options: Any,
 ) -> Any:
     """A manager of that class, built as vLLM's scheduler builds it."""
-    return kind(
-        kv_cache_config=cache_config(num_blocks=num_blocks, block_size=block_size),
-        max_model_len=max_model_len,
-        scheduler_block_size=block_size,
-        hash_block_size=block_size,
-        **options,
-    )
+    with slack_is(slack):
+        return kind(
+            kv_cache_config=cache_config(num_blocks=num_blocks, block_size=block_size),
+            max_model_len=max_model_len,
+            scheduler_block_size=block_size,
+            hash_block_size=block_size,
+            **options,
+        )
 
 
 def make_stock(**options: Any) -> KVCacheManager:

@@ -23,6 +23,7 @@ from kv_requests import (
     make_stock,
     row_of,
 )
+from manager_solo import Solo
 from scheduler_trace import SchedulerTrace, Side, build_scheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
@@ -62,8 +63,9 @@ def tagma_side(engine_configs: Any, **options: Any) -> Side:
 def test_no_kv_is_corrupted_under_a_full_pool(seed: int, overlapped: bool) -> None:
     """#37076, #39146, #50702: outputs change under churn at 100 % pool usage, as if a block had two
     owners. #45357: freed blocks are reused while a step that writes them is in flight (overlapped).
-    A canary per slot, written through the slot mapping, is intact whenever a request reads it."""
-    trace = CanaryTrace(seed, overlapped=overlapped)
+    A canary per slot, written through the slot mapping, is intact whenever a request reads it.
+    With the default options; others in ``test_kv_content.py``."""
+    trace = CanaryTrace(seed, overlapped=overlapped, pair=Solo, mode="default")
     trace.run()
     assert trace.reads > 0
 

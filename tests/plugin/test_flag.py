@@ -1,9 +1,10 @@
-"""``--kv-cache-backend`` through vLLM's real parser, in every order and form."""
+"""``--kv-cache-backend`` and the option flags through vLLM's real parser, every order and form."""
 
 from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -62,6 +63,73 @@ def test_the_flag_ends_in_additional_config(
     serve: FlexibleArgumentParser, arguments: list[str], expected: dict[str, object]
 ) -> None:
     assert _parse(serve, *arguments).additional_config == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (["--tagma-compaction", "off"], {"compaction": "off"}),
+        (["--tagma-compaction=live"], {"compaction": "live"}),
+        (["--tagma_compaction", "idle"], {"compaction": "idle"}),
+        (["--tagma-copy-budget", "0"], {"copy_budget": 0}),
+        (
+            ["--tagma-copy-budget", "9", "--tagma-compaction", "live"],
+            {"compaction": "live", "copy_budget": 9},
+        ),
+        (
+            ["--tagma-copy-budget", "9", "--additional-config.tagma.debug_slots", "true"],
+            {"copy_budget": 9, "debug_slots": True},
+        ),
+        (
+            ["--tagma-copy-budget", "9", "--additional-config.tagma.copy_budget", "9"],
+            {"copy_budget": 9},
+        ),
+        (["--additional-config.tagma.compaction", "off"], {"compaction": "off"}),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_option_flags_end_in_additional_config(
+    serve: FlexibleArgumentParser, arguments: list[str], options: dict[str, object], order: int
+) -> None:
+    parts = [FLAG, arguments][::order]
+    found = _parse(serve, *parts[0], *parts[1]).additional_config
+    assert found == {"kv_cache_backend": "tagma", "tagma": options}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tagma-compaction", "live"], "live has no effect.*Add --kv-cache-backend tagma"),
+        (
+            ["--tagma-copy-budget", "1", "--kv-cache-backend", "paged"],
+            "--tagma-copy-budget 1 has no effect with the paged backend",
+        ),
+        ([*FLAG, "--tagma-copy-budget", "-1"], "--tagma-copy-budget=-1 must be 0 to 65536"),
+        ([*FLAG, "--tagma-copy-budget", "many"], "--tagma-copy-budget.*invalid int value: 'many'"),
+        ([*FLAG, "--tagma-compaction", "none"], "--tagma-compaction.*invalid choice: 'none'"),
+        (
+            [*FLAG, "--tagma-copy-budget", "2", "--additional-config.tagma.copy_budget", "3"],
+            "2 contradicts tagma.copy_budget=3 in --additional-config",
+        ),
+    ],
+)
+def test_wrong_option_flags_are_parser_errors(
+    serve: FlexibleArgumentParser,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        _parse(serve, *arguments)
+    assert stop.value.code == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_options_in_a_config_file(serve: FlexibleArgumentParser, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("kv-cache-backend: tagma\ntagma-compaction: 'off'\ntagma-copy-budget: 8\n")
+    parsed = _parse(serve, "--config", str(file))
+    assert parsed.additional_config["tagma"] == {"compaction": "off", "copy_budget": 8}
 
 
 def test_parsing_does_not_change_the_next_parsing(serve: FlexibleArgumentParser) -> None:
@@ -128,6 +196,20 @@ def test_the_help_shows_the_flag(
     shown = capsys.readouterr().out
     assert "{paged,tagma}" in shown
     assert "refused at start-up" in " ".join(shown.split())
+
+
+def test_the_help_shows_the_option_flags(
+    serve: FlexibleArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        with pytest.raises(SystemExit):
+            _parse(serve, "--help=vllm-tagma")
+    finally:
+        FlexibleArgumentParser._search_keyword = None
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--tagma-compaction {off,idle,live}" in shown
+    assert "--tagma-copy-budget BLOCKS" in shown
+    assert "0 to 65536. Default: 4096." in shown
 
 
 def test_the_namespace_crosses_a_spawn(serve: FlexibleArgumentParser, tmp_path: Path) -> None:

@@ -73,6 +73,17 @@ def test_llm_passes_the_keyword_on(tiny_model: Path, monkeypatch: pytest.MonkeyP
     assert reached.value.args == ({"kv_cache_backend": "tagma"},)
 
 
+def test_wrong_options_stop_llm_before_an_engine_starts(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'copy_budget'.*=-1 must be 0 to 65536 blocks a step"):
+        LLM(
+            str(tiny_model),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=256,
+            additional_config={"kv_cache_backend": "tagma", "tagma": {"copy_budget": -1}},
+        )
+
+
 def test_llm_shows_a_refusal_before_an_engine_starts(tiny_model: Path) -> None:
     with pytest.raises(UnsupportedError, match="--runner is pooling"):
         LLM(

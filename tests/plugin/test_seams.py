@@ -173,6 +173,8 @@ def sample(tmp_path: Path) -> Path:
     (tmp_path / "sample.py").write_text(
         "import sys\n"
         "class A(B, metaclass=M):\n"
+        "    counts: dict[str, int] = field(default_factory=dict)\n"
+        "    bare: int\n"
         "    def plain(self, a: int, /, b=1, *rest: str, c, d: int = 2, **more) -> None: ...\n"
         "    @property\n"
         "    def value(self) -> int: return 0\n"
@@ -191,6 +193,8 @@ def sample(tmp_path: Path) -> Path:
         ("value", "@property (self) -> int"),
         ("guarded", "(self, *, only)"),
         ("waits", "(self)"),
+        ("counts", "dict[str, int] = field(default_factory=dict)"),
+        ("bare", "int"),
         ("absent", None),
     ],
 )

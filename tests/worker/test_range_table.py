@@ -270,3 +270,27 @@ def test_bad_batches_are_refused(
     _call()
     with pytest.raises(error):
         _call(**changes)
+
+
+@given(old=row_layouts(max_ranges=9), new=row_layouts(max_ranges=DEFAULT_MAX_RANGES - 1))
+def test_a_replaced_row_is_the_new_one(old: list[int], new: list[int]) -> None:
+    table = filled([[5, 9], old])
+    table.replace(1, np.array(new, dtype=np.int32))
+    assert table.ranges(1) == reference.encode_ranges(new)
+    table.append(1, [2**30])
+    assert table.ranges(1) == reference.encode_ranges([*new, 2**30])
+    assert table.ranges(0) == [Range(5, 1), Range(9, 1)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "error"),
+    [(list(range(1, 600, 2)), RangeCapError), ([4, -1], ValueError), (["x"], TypeError)],
+)
+def test_a_refused_replacement_leaves_the_row(ids: list[int], error: type[Exception]) -> None:
+    row = [0, 0, 7, 8, 3, 0]
+    table = filled([row])
+    with pytest.raises(error):
+        table.replace(0, ids)
+    assert table.ranges(0) == reference.encode_ranges(row)
+    table.append(0, [0])
+    assert table.ranges(0)[-1] == Range(0, 2)

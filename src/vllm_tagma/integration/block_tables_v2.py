@@ -13,6 +13,7 @@ calls ``gather_block_tables`` and ``compute_slot_mappings``. See ``docs/v2-write
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ import torch
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from vllm_tagma.errors import RangeCapError, UnsupportedError
+from vllm_tagma.integration.row_moves import moved_block_ids, require_within
 from vllm_tagma.kernels.expansion import expand_block_tables
-from vllm_tagma.kernels.range_tables import DeviceRangeTables, TooManyRangesError
+from vllm_tagma.kernels.range_tables import NULL_BLOCK, DeviceRangeTables, TooManyRangesError
 from vllm_tagma.kernels.slot_mapping import compute_slot_mappings
 from vllm_tagma.worker.slot_audit import SlotAudit
 
@@ -87,16 +89,34 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
         try:
             self.ranges.append(req_index, new_block_ids, overwrite=overwrite)
         except TooManyRangesError as error:
-            raise RangeCapError(
-                f"The KV blocks of the request in row {req_index} form {error.needed} ranges; the "
-                f"worker's range table holds {error.cap} per request. Raise --block-size so that a "
-                "request has fewer blocks, or let the pool become less scattered: reset the prefix "
-                "cache or lower --max-num-seqs."
-            ) from None
+            raise _cap_error(error, request=f"the request in row {req_index}") from None
         if self.keep_id_rows:
             super().append_block_ids(req_index, new_block_ids, overwrite)
         else:
             self.num_blocks.np[:, req_index] = ends
+
+    def replace_leading_blocks(
+        self, req_index: int, ranges: Sequence[tuple[int, int]], *, request: str
+    ) -> None:
+        """Puts other blocks in place of a row's first ones; staged until applied.
+
+        ``ranges``: (start, count) each, in logical order, of the one cache group there is. The row
+        keeps its length and the rest of its blocks. O(ranges), with id rows O(blocks). Raises
+        ``InvariantError`` (more blocks than the row has) and ``RangeCapError``, and changes nothing
+        then.
+        """
+        moved = sum(count for _, count in ranges)
+        held = int(self.num_blocks.np[0, req_index])
+        require_within(request=f"{request} (row {req_index})", moved=moved, held=held)
+        ids = moved_block_ids(ranges) if self.keep_id_rows else []
+        if self.redirect_writes_to_null_block and moved:
+            ranges, ids = [(NULL_BLOCK, moved)], [NULL_BLOCK] * moved
+        try:
+            self.ranges.replace_leading(req_index, ranges)
+        except TooManyRangesError as error:
+            raise _cap_error(error, request=f"{request} (row {req_index})") from None
+        if self.keep_id_rows:
+            self.block_tables[0].stage_write(req_index, 0, ids)
 
     def apply_staged_writes(self) -> None:
         """Brings ranges (and id rows, if kept) on the device up to date, in stream order."""
@@ -187,3 +207,11 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
                     block_size=self.block_sizes[group],
                     name_row=lambda request: f"row {rows[request]} (request {request})",
                 )
+
+
+def _cap_error(error: TooManyRangesError, *, request: str) -> RangeCapError:
+    return RangeCapError(
+        f"The KV blocks of {request} form {error.needed} ranges; the worker's range table holds "
+        f"{error.cap} per request. Raise --block-size so that a request has fewer blocks, or let "
+        "the pool become less scattered: reset the prefix cache or lower --max-num-seqs."
+    )

@@ -23,15 +23,23 @@ from vllm_tagma import support, versions
 from vllm_tagma.config import (
     BACKEND_KEY,
     BACKENDS,
+    COMPACTIONS,
+    DEFAULT_COMPACTION,
     ENVIRONMENT_NAMES,
+    MAX_COPY_BUDGET,
     TagmaConfig,
     backend_of,
+    flag_of,
     with_backend,
+    with_option,
 )
 from vllm_tagma.errors import ConfigError, SeamError
 from vllm_tagma.integration.seams import SCHEDULERS, WORKERS, require_seams
 
 FLAG = "--kv-cache-backend"
+
+_OPTION_FLAGS = ("compaction", "copy_budget")
+"""Options that have a flag of their own; the others are for finding faults."""
 
 _MARK = "__vllm_tagma__"
 _CLASSES = ("EngineArgs", "AsyncEngineArgs")
@@ -87,23 +95,24 @@ def _keyword_init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _flag_declaring(original: Callable[..., Any]) -> staticmethod[..., Any]:
-    """``add_cli_args`` that declares the flag on the same parser."""
+    """``add_cli_args`` that declares the flags on the same parser."""
 
     @functools.wraps(original)
     def add_cli_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
         parser = original(parser, *args, **kwargs)
-        declare_flag(parser)
+        declare_flags(parser)
         return parser
 
     return staticmethod(_marked(add_cli_args))
 
 
-def declare_flag(parser: argparse.ArgumentParser) -> None:
-    """Add ``--kv-cache-backend`` to ``parser`` and fold its value into ``additional_config``.
+def declare_flags(parser: argparse.ArgumentParser) -> None:
+    """Add our flags to ``parser`` and fold their values into ``additional_config``.
 
-    The folding happens after all arguments are parsed, so the order of ``--kv-cache-backend`` and
-    ``--additional-config`` does not matter. ``parse_known_args`` is the method that both a parser
-    and its parent (for a sub-command) call; it is replaced on this one parser object.
+    The folding happens after all arguments are parsed, so the order of our flags and of
+    ``--additional-config`` does not matter. An option that is given twice must be given the same
+    value. ``parse_known_args`` is the method that both a parser and its parent (for a sub-command)
+    call; it is replaced on this one parser object.
     """
     group = parser.add_argument_group(
         title="vllm-tagma", description="KV-cache blocks held as contiguous ranges."
@@ -116,21 +125,52 @@ def declare_flag(parser: argparse.ArgumentParser) -> None:
         "'tagma' holds them as few contiguous ranges of block ids. A configuration that tagma "
         "does not serve is refused at start-up. Default: paged.",
     )
+    group.add_argument(
+        flag_of("compaction"),
+        choices=list(COMPACTIONS),
+        default=None,
+        help="With the tagma backend, which blocks may be moved to make room for ranges: none, "
+        "cached blocks that no request holds, or blocks of running requests too. "
+        f"Default: {DEFAULT_COMPACTION}.",
+    )
+    group.add_argument(
+        flag_of("copy_budget"),
+        type=int,
+        default=None,
+        metavar="BLOCKS",
+        help="With the tagma backend, the most blocks that are moved in one scheduler step, 0 to "
+        f"{MAX_COPY_BUDGET}. Default: {TagmaConfig.copy_budget}.",
+    )
     parse_known_args = parser.parse_known_args
 
     def parse_and_fold(*args: Any, **kwargs: Any) -> Any:
         namespace, rest = parse_known_args(*args, **kwargs)
-        wanted = getattr(namespace, BACKEND_KEY, None)
-        if wanted is not None:
-            try:
-                namespace.additional_config = with_backend(
-                    getattr(namespace, "additional_config", None), wanted
-                )
-            except ConfigError as error:
-                parser.error(str(error))
+        try:
+            _fold(namespace)
+        except ConfigError as error:
+            parser.error(str(error))
         return namespace, rest
 
     parser.parse_known_args = parse_and_fold  # type: ignore[method-assign]
+
+
+def _fold(namespace: argparse.Namespace) -> None:
+    """Move the values of our flags into ``namespace.additional_config``.
+
+    Raises:
+        ConfigError: a contradiction, a wrong value, or an option's flag without the backend.
+    """
+    wanted = getattr(namespace, BACKEND_KEY, None)
+    if wanted is not None:
+        namespace.additional_config = with_backend(
+            getattr(namespace, "additional_config", None), wanted
+        )
+    for key in _OPTION_FLAGS:
+        value = getattr(namespace, f"tagma_{key}", None)
+        if value is not None:
+            namespace.additional_config = with_option(
+                getattr(namespace, "additional_config", None), key, value
+            )
 
 
 def _finalising(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,6 +187,7 @@ def _finalising(original: Callable[..., Any]) -> Callable[..., Any]:
         require_seams("config")
         TagmaConfig.from_sources(self.additional_config)
         _declare_environment()
+        _export_metrics()
         return finalise(original(self, *args, **kwargs))
 
     return _marked(create_engine_config)  # type: ignore[no-any-return]
@@ -165,6 +206,13 @@ def finalise(vllm_config: Any) -> Any:
     chosen = (parallel.worker_cls, bool(vllm_config.use_v2_model_runner))
     parallel.worker_cls = WORKERS.get(chosen, parallel.worker_cls)
     return vllm_config
+
+
+def _export_metrics() -> None:
+    """Put our metrics on ``/metrics`` of this front end. Imported late: it imports vLLM."""
+    from vllm_tagma.integration import stat_logger
+
+    stat_logger.install()
 
 
 def _declare_environment() -> None:

@@ -25,7 +25,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_tagma import support, versions
 from vllm_tagma.config import BACKEND_KEY, TagmaConfig, backend_of
 from vllm_tagma.errors import ConfigError, SeamError
+from vllm_tagma.integration.row_moves import with_row_moves
 from vllm_tagma.integration.seams import WORKERS, require_seams
+from vllm_tagma.integration.stats import StatsFeed
 from vllm_tagma.manager import TagmaKVCacheManager
 
 _logger = logging.getLogger("vllm.tagma.scheduler")
@@ -64,6 +66,9 @@ class _ManagerSwap:
                 f"vLLM built {type(self.kv_cache_manager).__name__} instead of "
                 f"TagmaKVCacheManager: it no longer calls KVCacheManager by that name."
             )
+        self._stats_feed = StatsFeed(
+            self.kv_cache_manager.pool, map_parts=tagma_config.pool_map_parts
+        )
         _logger.info(
             "KV-cache backend tagma: %d blocks of %d tokens, alignment %d, vllm-tagma %s, vLLM %s",
             kv_cache_config.num_blocks,
@@ -72,6 +77,22 @@ class _ManagerSwap:
             versions.tagma_version(),
             versions.installed_vllm_version(),
         )
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """One step of vLLM's, with the rows of running requests that moved (``row_moves.py``)."""
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        return with_row_moves(output, self.kv_cache_manager.take_row_moves())
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's statistics of this step, with the pool's figures (``stats.py``)."""
+        stats = super().make_stats(*args, **kwargs)  # type: ignore[misc]
+        self._stats_feed.add_to(stats)
+        return stats
+
+    def _free_blocks(self, request: Any) -> None:
+        """A request has ended, in whichever way; a preempted one does not come here."""
+        self._stats_feed.request_ends(self.kv_cache_manager.num_ranges(request.request_id))
+        super()._free_blocks(request)  # type: ignore[misc]
 
 
 class TagmaScheduler(_ManagerSwap, Scheduler):  # type: ignore[misc]

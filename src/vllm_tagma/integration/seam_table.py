@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from vllm_tagma.integration.seam_table_metrics import METRICS_SEAMS
+from vllm_tagma.integration.seam_table_moves import MOVE_SEAMS
 from vllm_tagma.integration.seam_table_v2 import V2_SEAMS
 from vllm_tagma.integration.seams import Seam
 
@@ -317,4 +319,6 @@ _WORKER_SEAMS = (
     ),
 )
 
-SEAMS: Final[tuple[Seam, ...]] = _CONFIG_SEAMS + _SCHEDULER_SEAMS + _WORKER_SEAMS + V2_SEAMS
+SEAMS: Final[tuple[Seam, ...]] = (
+    _CONFIG_SEAMS + _SCHEDULER_SEAMS + METRICS_SEAMS + _WORKER_SEAMS + V2_SEAMS + MOVE_SEAMS
+)

@@ -34,8 +34,13 @@ def signature_of(root: Path, target: str) -> str | None:
     Example: ``"(self, request, num_lookahead_tokens=0) -> KVCacheBlocks"``. ``None`` if absent.
     Decorators that change how it is called (``property``, ``staticmethod``, ``classmethod``) come
     first: ``"@property (self)"``. Of overloaded definitions the last counts, as at run time.
+
+    For an annotated field of a class, type and default: ``"dict[str, int] = {}"``.
     """
     node = _find(root, target)
+    if isinstance(node, ast.AnnAssign):
+        default = f" = {ast.unparse(node.value)}" if node.value is not None else ""
+        return ast.unparse(node.annotation) + default
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     decorators = [ast.unparse(d) for d in node.decorator_list]
@@ -97,24 +102,29 @@ def _find(root: Path, target: str) -> ast.AST | None:
     module, _, qualified = target.partition(":")
     node: ast.AST | None = parse_module(module_path(root, module))
     for name in qualified.split("."):
-        matches = [child for child in _definitions(node) if child.name == name]
+        matches = [child for child in _definitions(node) if _name_of(child) == name]
         if not matches:
             return None
         node = matches[-1]
     return node
 
 
-def _definitions(
-    node: ast.AST | None,
-) -> list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Definitions directly in ``node``, those behind ``if`` (version checks) included."""
-    found: list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef] = []
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.AnnAssign
+
+
+def _definitions(node: ast.AST | None) -> list[_Definition]:
+    """Definitions and annotated fields directly in ``node``, those behind ``if`` included."""
+    found: list[_Definition] = []
     for child in getattr(node, "body", []):
-        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(child, _Definition):
             found.append(child)
         elif isinstance(child, ast.If):
             found.extend(_definitions(child))
     return found
+
+
+def _name_of(node: _Definition) -> str:
+    return ast.unparse(node.target) if isinstance(node, ast.AnnAssign) else node.name
 
 
 def _parameters(args: ast.arguments) -> str:

@@ -13,6 +13,9 @@ Seam 3, ``BlockTable``: every method that writes a row. vLLM 0.32 and 0.33 write
 way, with two exceptions: ``preserve_serving_state`` restores saved tensors, and is overridden; the
 warm-up of Mamba state caches writes ids directly and puts them back, and concerns no table with
 slots.
+Seam 4, ``GPUModelRunner._update_states``: rows whose blocks have moved are rewritten before it, in
+the step that copies the blocks (``row_moves.py``). It can go when vLLM's scheduler output can say
+that a running row changed.
 """
 
 from __future__ import annotations
@@ -29,6 +32,12 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import SeamError, UnsupportedError
+from vllm_tagma.integration.row_moves import (
+    RowMoves,
+    moved_block_ids,
+    require_within,
+    row_moves_of,
+)
 from vllm_tagma.integration.seams import require_seams
 from vllm_tagma.worker.range_table import RangeTable
 from vllm_tagma.worker.slot_audit import SlotAudit
@@ -68,6 +77,20 @@ class TagmaBlockTable(BlockTable):  # type: ignore[misc]
     def swap_row(self, src: int, tgt: int) -> None:
         self.ranges.swap(src, tgt)
         super().swap_row(src, tgt)
+
+    def replace_leading(self, block_ids: list[int], row_idx: int) -> None:
+        """Puts other blocks in place of a row's first ones; the row keeps its length and the rest.
+
+        As after any write, ``commit_block_table`` brings it to the device. O(blocks of the row).
+        Raises ``RangeCapError``, and ``InvariantError`` for more blocks than the row has; neither
+        table has changed then.
+        """
+        held = int(self.num_blocks_per_row[row_idx])
+        require_within(request=self.name_row(row_idx), moved=len(block_ids), held=held)
+        row = self.block_table.np[row_idx, :held].copy()
+        row[: len(block_ids)] = block_ids
+        self.ranges.replace(row_idx, row)
+        self.block_table.np[row_idx, :held] = row
 
     def clear(self) -> None:
         # vLLM zeroes the ids but keeps the row lengths: rows of null blocks, without slots.
@@ -183,6 +206,30 @@ class TagmaCPUModelRunner(CPUModelRunner):  # type: ignore[misc]
         for table in self.input_batch.block_table.block_tables:
             if type(table) is not TagmaBlockTable:  # may be called again for the same batch
                 adopt_block_table(table, name_row=name_row, audit=self.slot_audit)
+
+    def _update_states(self, scheduler_output: Any) -> Any:
+        moves = row_moves_of(scheduler_output)
+        if moves:
+            self._apply_row_moves(moves)  # before vLLM appends to, adds or drops any row
+        return super()._update_states(scheduler_output)
+
+    def _apply_row_moves(self, moves: RowMoves) -> None:
+        """Rewrites moved rows: the request's own list of ids, and its row if it is in the batch.
+
+        vLLM drops a request from the batch in each step that does not schedule it and adds it again
+        from that list. Requests that are unknown here have ended: nothing to do.
+        """
+        for request_id, ranges in moves.items():
+            state = self.requests.get(request_id)
+            if state is None:
+                continue
+            (held,) = state.block_ids  # one cache group: support.py refuses more
+            block_ids = moved_block_ids(ranges)
+            require_within(request=f"request {request_id}", moved=len(block_ids), held=len(held))
+            row = self.input_batch.req_id_to_index.get(request_id)
+            if row is not None:
+                self.input_batch.block_table[0].replace_leading(block_ids, row)
+            held[: len(block_ids)] = block_ids
 
     @contextmanager
     def preserve_serving_state(self) -> Iterator[None]:

@@ -8,6 +8,9 @@ Seam 1, ``worker_cls``: ``TagmaWorker`` for CUDA, ``TagmaV2CPUWorker`` for the T
 Seam 2, ``Worker._make_model_runner``: vLLM's own hook for subclasses.
 Seam 3, ``GPUModelRunner.initialize_kv_cache``, as above. It can go when vLLM lets a runner name its
 block table class.
+Seam 4, ``GPUModelRunner.add_requests``: rows whose blocks have moved are rewritten before it, in
+the step that copies the blocks (``row_moves.py``). It can go when vLLM's scheduler output can say
+that a running row changed.
 
 ``TagmaWorker`` has not run on a GPU yet; ``experimental_gpu`` admits it (``support.py``). The CPU
 worker exists to test everything above the GPU's own code generator.
@@ -31,6 +34,7 @@ from vllm_tagma import support
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import SeamError, UnsupportedError
 from vllm_tagma.integration.block_tables_v2 import TagmaBlockTables
+from vllm_tagma.integration.row_moves import row_moves_of
 from vllm_tagma.integration.seams import require_seams
 from vllm_tagma.worker.slot_audit import SlotAudit
 
@@ -39,9 +43,10 @@ _swap_lock = threading.RLock()
 
 
 class _RangeRunner:
-    """What both runners add: block tables made of ranges."""
+    """What both runners add: block tables made of ranges, rewritten where blocks have moved."""
 
     block_tables: Any
+    req_states: Any
     vllm_config: Any
     slot_audit: SlotAudit | None = None
 
@@ -66,6 +71,16 @@ class _RangeRunner:
                 f"vLLM built {type(self.block_tables).__name__} instead of TagmaBlockTables: it no "
                 "longer calls BlockTables by that name."
             )
+
+    def add_requests(self, scheduler_output: Any) -> None:
+        # Requests that ended are gone by now, and no row has been appended to yet.
+        for request_id, ranges in row_moves_of(scheduler_output).items():
+            row = self.req_states.req_id_to_index.get(request_id)
+            if row is not None:  # unknown here: it has ended or waits, and will bring its row
+                self.block_tables.replace_leading_blocks(
+                    row, ranges, request=f"request {request_id}"
+                )
+        super().add_requests(scheduler_output)  # type: ignore[misc]
 
 
 class TagmaGPUModelRunner(_RangeRunner, GPUModelRunner):  # type: ignore[misc]

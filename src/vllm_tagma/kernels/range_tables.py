@@ -133,6 +133,47 @@ class DeviceRangeTables:
             if plan is not None:
                 self._commit(group, row, plan)
 
+    def replace_leading(
+        self, row: int, ranges: Sequence[tuple[int, int]], *, group: int = 0
+    ) -> None:
+        """Replaces the first blocks of a row by those of ``ranges``, (start, count) each, in order.
+
+        The row keeps its length and its other blocks. Visible to kernels after
+        ``apply_staged_writes``, together with what is appended until then. O(ranges). Raises
+        ``TooManyRangesError``, and ``ValueError`` for a range that is empty or negative or for more
+        blocks than the row has; the row is unchanged then.
+        """
+        held = int(self._num_blocks[group, row])
+        runs: list[tuple[int, int]] = []
+        moved = 0
+        for start, count in ranges:
+            if start < 0 or count <= 0:
+                raise ValueError(f"range ({start}, {count}) is empty or negative")
+            _join(runs, start, count)
+            moved += count
+        if moved > held:
+            raise ValueError(f"{moved} leading blocks for row {row}, which has {held}")
+        used = int(self._num_ranges[group, row])
+        starts = self._start[group, row, :used].tolist()
+        cums = [*self._cum[group, row, :used].tolist(), held]
+        for start, cum, end in zip(starts, cums, cums[1:], strict=False):
+            kept = max(cum, moved)  # the first block of this range that stays
+            if kept < end:
+                _join(runs, start + kept - cum if start != NULL_BLOCK else start, end - kept)
+        if len(runs) > MAX_RANGES:
+            raise TooManyRangesError(group=group, row=row, needed=len(runs), cap=MAX_RANGES)
+        encoded = np.array(runs, dtype=np.int32).reshape(-1, 2)
+        self._commit(
+            group,
+            row,
+            _Plan(
+                kept_ranges=0,
+                starts=encoded[:, 0],
+                cums=np.cumsum(encoded[:, 1], dtype=np.int32) - encoded[:, 1],
+                num_blocks=held,
+            ),
+        )
+
     def _plan(
         self, group: int, row: int, block_ids: Sequence[int], *, overwrite: bool
     ) -> _Plan | None:
@@ -231,6 +272,16 @@ class DeviceRangeTables:
                 used = np.arange(MAX_RANGES) < self._num_ranges[..., None]
                 found, mirror = found[used], mirror[used]
             assert np.array_equal(found, mirror), f"{name} on the device differs from the mirror"
+
+
+def _join(runs: list[tuple[int, int]], start: int, count: int) -> None:
+    """Appends a range to ``runs``, as a longer last one if it continues that."""
+    if runs:
+        last, length = runs[-1]
+        if start == (NULL_BLOCK if last == NULL_BLOCK else last + length):
+            runs[-1] = (last, length + count)
+            return
+    runs.append((start, count))
 
 
 def write_rows(tables: RangeTables, packed: torch.Tensor, num_writes: int) -> None:

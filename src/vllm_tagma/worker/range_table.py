@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from vllm_tagma import _native
 from vllm_tagma.errors import RangeCapError
-from vllm_tagma.worker.reference import Range
+from vllm_tagma.worker.reference import NULL_BLOCK, Range
 
 DEFAULT_MAX_RANGES = 256
 """Ranges per row. A row of 256 descriptors is 2 KiB; the allocator keeps requests far below it."""
@@ -59,6 +59,19 @@ class RangeTable:
                 "blocks, or let the pool become less scattered: reset the prefix cache or lower "
                 "--max-num-seqs."
             ) from None
+
+    def replace(self, row: int, block_ids: list[int] | npt.NDArray[np.int32]) -> None:
+        """Gives a row other blocks. O(ids). Raises as :meth:`append`; the row is unchanged then."""
+        before = self.ranges(row)
+        self._native.clear(row)
+        try:
+            self.append(row, block_ids)
+        except BaseException:
+            for start, count in before:
+                null = start == NULL_BLOCK
+                ids = [NULL_BLOCK] * count if null else list(range(start, start + count))
+                self._native.append(row, ids)
+            raise
 
     def clear(self, row: int) -> None:
         """Empties a row."""

@@ -188,6 +188,63 @@ def check_padded_and_abandoned_rows_are_zeroed(device: str) -> None:
     assert int(tables.input_block_tables[0][2:].abs().sum()) == 0  # vLLM 0.33 does so too
 
 
+def _slots_and_table(
+    tables: TagmaBlockTables, row: int, device: str
+) -> tuple[list[int], list[int]]:
+    """The slot of each block's first position, and the blocks that attention reads."""
+    mapping = torch.tensor([row], dtype=torch.int32, device=device)
+    n = int(tables.num_blocks.np[0, row])
+    (table,) = tables.gather_block_tables(mapping, 1)
+    positions = torch.arange(n, device=device) * 16
+    starts = torch.tensor([0, n], dtype=torch.int32, device=device)
+    slots = tables.compute_slot_mappings(mapping, starts, positions, n)
+    return slots[0].tolist(), table[0, :n].tolist()
+
+
+@pytest.mark.parametrize("audited", [False, True])
+def check_moved_blocks_replace_the_first_of_a_row(device: str, audited: bool) -> None:
+    """And what the same step appends comes behind them; with id rows, the audit agrees."""
+    audit = SlotAudit() if audited else None
+    tables = _tagma(device, audit=audit)
+    tables.append_block_ids(2, ([5, 6, 9, 30],), overwrite=True)
+    tables.append_block_ids(4, ([7],), overwrite=True)
+    tables.apply_staged_writes()
+    addresses = [t.data_ptr() for t in tables.ranges.tables]
+    tables.replace_leading_blocks(2, [(40, 2), (12, 1)], request="request a")
+    tables.append_block_ids(2, ([31, 32],), overwrite=False)
+    assert tables.ranges.num_ranges(group=0, row=2) == 3
+    tables.apply_staged_writes()
+    expected = [40, 41, 12, 30, 31, 32]
+    assert _slots_and_table(tables, 2, device) == ([16 * i for i in expected], expected)
+    assert _slots_and_table(tables, 4, device) == ([16 * 7], [7])
+    assert [t.data_ptr() for t in tables.ranges.tables] == addresses
+    assert audit is None or audit.counters() == {"batches": 2, "slots": 7, "padded": 0}
+    ids = tables.block_tables[0].gpu[2, :6].tolist()
+    assert ids == (expected if audited else [0] * 6)
+
+
+def check_a_move_that_does_not_fit_the_row_is_refused(device: str) -> None:
+    tables = _tagma(device, max_num_blocks_per_group=[600], audit=SlotAudit())
+    tables.append_block_ids(1, (list(range(1, 301)),), overwrite=True)
+    tables.apply_staged_writes()
+    with pytest.raises(InvariantError, match=r"301 moved blocks for request abc \(row 1\), whose"):
+        tables.replace_leading_blocks(1, [(400, 301)], request="request abc")
+    ranges = [(2 * i + 500, 1) for i in range(256)]
+    with pytest.raises(RangeCapError, match=r"request abc \(row 1\) form 257 ranges"):
+        tables.replace_leading_blocks(1, ranges, request="request abc")
+    tables.apply_staged_writes()
+    assert _slots_and_table(tables, 1, device)[1] == list(range(1, 301))
+
+
+def check_moves_while_writes_are_redirected_lead_nowhere(device: str) -> None:
+    tables = _tagma(device, audit=SlotAudit())
+    tables.append_block_ids(0, ([5, 6, 9],), overwrite=True)
+    tables.redirect_writes_to_null_block = True
+    tables.replace_leading_blocks(0, [(40, 2)], request="request a")
+    tables.apply_staged_writes()
+    assert _slots_and_table(tables, 0, device) == ([-1, -1, 144], [0, 0, 9])
+
+
 def check_dummy_tables_are_zero_and_persistent(device: str) -> None:
     tables = _tagma(device)
     tables.append_block_ids(0, ([3, 4],), overwrite=True)

@@ -109,6 +109,74 @@ def check_a_row_replaced_before_it_was_applied(device: str) -> None:
     assert (_ids(tables, 0), _ids(tables, 1)) == ([40, 41], [])
 
 
+def check_replaced_leading_blocks_equal_a_list(device: str) -> None:
+    """Whole rows, parts that end inside a range, parts that join what stays; appends in between."""
+    rng = np.random.default_rng(23)
+    tables = DeviceRangeTables(groups=2, rows=3, device=device)
+    model: list[list[list[int]]] = [[[] for _ in range(3)] for _ in range(2)]
+    for _ in range(150):
+        row, group = int(rng.integers(3)), int(rng.integers(2))
+        ids = model[group][row]
+        if rng.random() < 0.4:
+            more = [int(rng.integers(0, 9)) + i for i in range(int(rng.integers(5)))]
+            ids += more
+            tables.append(row, [more if g == group else [] for g in range(2)])
+        else:
+            new: list[tuple[int, int]] = []
+            left = int(rng.integers(0, len(ids) + 1))
+            at = 0
+            while at < left:
+                count = int(rng.integers(1, left - at + 1))
+                joins = at + count < len(ids) and rng.random() < 0.3
+                start = max(1, ids[at + count] - count) if joins else int(rng.integers(0, 4))
+                new.append((start, count))
+                ids[at : at + count] = [start + i if start else 0 for i in range(count)]
+                at += count
+            tables.replace_leading(row, new, group=group)
+        assert tables.num_blocks(group=group, row=row) == len(ids)
+        assert tables.num_ranges(group=group, row=row) == len(reference.encode(ids))
+        if rng.random() < 0.3:
+            tables.apply_staged_writes()
+            tables.check_invariants()
+            assert [_ids(tables, row, g) for g in range(2)] == [m[row] for m in model]
+
+
+def check_a_replacement_and_an_append_are_applied_together(device: str) -> None:
+    """A step's move and its new blocks, over a row that the device has with more ranges."""
+    tables = DeviceRangeTables(groups=1, rows=2, device=device)
+    tables.append(0, [[1, 3, 5, 7, 9]])
+    tables.append(1, [[50]])
+    tables.apply_staged_writes()
+    tables.replace_leading(0, [(20, 4)])
+    tables.append(0, [[10, 11]])
+    assert _state(tables)[3] == [5, 1]
+    tables.apply_staged_writes()
+    tables.check_invariants()
+    assert (_ids(tables, 0), _ids(tables, 1)) == ([20, 21, 22, 23, 9, 10, 11], [50])
+
+
+@pytest.mark.parametrize(
+    ("ranges", "error", "message"),
+    [
+        ([(1, 301)], ValueError, "301 leading blocks for row 0, which has 300"),
+        ([(1, 2), (9, 0)], ValueError, r"range \(9, 0\) is empty or negative"),
+        ([(-1, 2)], ValueError, r"range \(-1, 2\) is empty"),
+        ([(2 * i + 500, 1) for i in range(256)], TooManyRangesError, "form 257 ranges"),
+    ],
+)
+def check_a_refused_replacement_leaves_the_row(
+    device: str, ranges: list[tuple[int, int]], error: type[Exception], message: str
+) -> None:
+    tables = DeviceRangeTables(groups=1, rows=1, device=device)
+    tables.append(0, [list(range(1, 301))])
+    tables.apply_staged_writes()
+    with pytest.raises(error, match=message):
+        tables.replace_leading(0, ranges)
+    tables.apply_staged_writes()
+    tables.check_invariants()
+    assert _ids(tables, 0) == list(range(1, 301))
+
+
 @pytest.mark.parametrize("held", [0, 1, 255, 256])
 @pytest.mark.parametrize("overwrite", [False, True])
 def check_more_than_256_ranges_are_refused(device: str, held: int, overwrite: bool) -> None:

@@ -21,7 +21,8 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-from kv_requests import ResidentSet, ids_of, make_manager
+from kv_requests import ResidentSet, ids_of, make_manager, mode_options
+from kv_worker import StepLog
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 from vllm.v1.request import Request
@@ -40,22 +41,24 @@ class RecordingCollector:
         self.caching = caching
         self.strict = strict
         self.calls: collections.Counter[str] = collections.Counter()
-        self.alive: set[int] = set()
+        self.block_metrics: dict[int, bool] = {}  # of vLLM's collector: blocks alive
 
     def on_block_allocated(self, block: Any) -> None:
-        assert not (self.caching and block.block_id in self.alive), f"{block}: allocated twice"
-        self.alive.add(block.block_id)
+        alive = block.block_id in self.block_metrics
+        assert not (self.caching and alive), f"{block}: allocated twice"
+        self.block_metrics[block.block_id] = True
         self.calls["allocated"] += 1
 
     def on_block_accessed(self, block: Any) -> None:
-        assert block.block_id in self.alive or not self.strict, f"{block}: accessed, not alive"
+        alive = block.block_id in self.block_metrics
+        assert alive or not self.strict, f"{block}: accessed, not alive"
         self.calls["accessed"] += 1
 
     def on_block_evicted(self, block: Any) -> None:
-        self.alive.discard(block.block_id)
+        self.block_metrics.pop(block.block_id, None)
 
     def reset(self) -> None:
-        self.alive.clear()
+        self.block_metrics.clear()
         self.calls["reset"] += 1
 
 
@@ -80,6 +83,7 @@ class Pair:
         enable_caching: bool = True,
         events: bool = True,
         metrics: bool = True,
+        mode: str = "exact",
         **options: Any,
     ) -> None:
         self.block_size = block_size
@@ -100,9 +104,15 @@ class Pair:
                 metrics_collector=collector,
                 log_stats=True,
                 **options,
+                **ours,
             )
-            for kind, collector in zip([(KVCacheManager,), ()], self.collectors, strict=True)
+            for kind, collector, ours in zip(
+                [(KVCacheManager,), ()], self.collectors, [{}, mode_options(mode)], strict=True
+            )
         )
+        self.log = StepLog()
+        self.copies: list[tuple[int, int]] = []
+        self.row_moves: dict[str, list[tuple[int, int]]] = {}
         self.events = events
         self.resident = ResidentSet()
         self.reported_twice = False  # "full" reports repeat what is resident: replay would not hold
@@ -116,6 +126,7 @@ class Pair:
 
     def new_step_starts(self) -> None:
         self._before_step.clear()
+        self.log.begin()
         self.stock.new_step_starts()
         self.tagma.new_step_starts()
 
@@ -163,6 +174,7 @@ class Pair:
         none_if_empty = tagma.get_block_ids(allow_none=True)
         assert (none_if_empty is None) == (stock.get_block_ids(allow_none=True) is None)
         self.live[name] = request
+        self.log.given(request, tagma, self.tagma)
         self._note_publication(
             name, max(published, hit.num_tokens // self.block_size if hit else 0)
         )
@@ -186,6 +198,7 @@ class Pair:
         self.stock.free(request)
         self.tagma.free(request)
         self.live.pop(request.request_id, None)
+        self.log.freed(request)
         self._before_step.pop(request.request_id, None)
         self._compare(request)
 
@@ -202,8 +215,15 @@ class Pair:
                     self.stock.evict_blocks({block.block_id})
         self.free(request)
 
-    def evict_blocks(self, stock_ids: list[int], tagma_ids: list[int]) -> None:
+    def row_of(self, name: str) -> Hit:
+        return Hit(self.stock.get_blocks(name), self.tagma.get_blocks(name), 0)
+
+    def evict_blocks(self, blocks: Hit, chosen: list[int]) -> None:
+        """Withdraws the chosen ones of these blocks, by index."""
         self.calls["evict_blocks"] += 1
+        stock_ids, tagma_ids = (
+            [ids_of(side)[i] for i in chosen] for side in (blocks.stock, blocks.tagma)
+        )
         queue = self.stock.block_pool.free_block_queue
         for (
             block_id
@@ -234,12 +254,14 @@ class Pair:
         for request in scheduled:
             row = self.tagma.get_block_ids(request.request_id)
             assert row[0] is not self.tagma.get_block_ids(request.request_id)[0], "shared list"
-        for take in (
-            "take_new_block_ids",
-            "take_kv_cache_block_copies",
-            "take_boundary_state_offloads",
-        ):
+        for take in ("take_new_block_ids", "take_boundary_state_offloads"):
             assert getattr(self.tagma, take)() == getattr(self.stock, take)()
+        assert self.stock.take_kv_cache_block_copies() == ([], [])
+        self.copies, kept = self.tagma.take_kv_cache_block_copies()
+        assert kept == []
+        self.row_moves = self.tagma.take_row_moves()
+        self.tally["copies"] += len(self.copies)
+        self.tally["row_moves"] += len(self.row_moves)
 
     def estimate_cached_tokens(self, request: Request) -> int:
         tokens = self.tagma.estimate_cached_tokens(request)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 from kv_requests import ids_of, make_request
 from manager_pair import Hit, Pair
@@ -32,7 +33,7 @@ class _InFlight:
 class Trace:
     """One seeded run; :meth:`run` returns the pair for its counters."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, mode: str = "exact", pair: type[Any] = Pair) -> None:
         self.rng = rng = random.Random(seed)
         self.block_size = rng.choice([1, 2, 4, 8, 16])
         tight = rng.random() < 0.65
@@ -52,7 +53,7 @@ class Trace:
         self.abort_rate = rng.choice([0.0, 0.02, 0.1])
         self.evict_rate = rng.choice([0.0, 0.0, 0.02, 0.2])
         self.late_preempt_rate = rng.choice([0.0, 0.0, 0.05])
-        self.pair = Pair(
+        self.pair = pair(
             num_blocks=usable + 1,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
@@ -61,6 +62,7 @@ class Trace:
             watermark=rng.choice([0.0, 0.0, 0.05, 0.3]),
             events=rng.random() < 0.8,
             metrics=rng.random() < 0.5,
+            mode=mode,
         )
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -258,10 +260,13 @@ class Trace:
             accepted = rng.randint(0, drafts) if drafts and not self.asynchronous else 0
             if not self.asynchronous:
                 request.num_computed_tokens -= drafts - accepted
+            known = request.num_tokens
             for _ in range(1 + accepted):
                 request.append_output_token_ids(rng.randrange(1000))
                 if self._is_done(request):
                     break
+            if accepted:
+                self._accept_drafts(request, known, min(known + accepted, request.num_tokens))
             if self.asynchronous:
                 request.num_output_placeholders -= 1
                 pair.cache_blocks(
@@ -275,6 +280,9 @@ class Trace:
                     self._finish(request)
             elif self.lookahead:
                 request.spec_token_ids = [0] * rng.randint(0, self.lookahead)
+
+    def _accept_drafts(self, request: Request, first: int, end: int) -> None:
+        """Tokens [first, end) were drafts and are confirmed: what was written for them is right."""
 
     def _is_done(self, request: Request) -> bool:
         return (
@@ -330,12 +338,11 @@ class Trace:
             self._evict(hit)
         if rng.random() < self.evict_rate and self.running and self.pair.caching:
             name = rng.choice(self.running).request_id
-            self._evict(Hit(self.pair.stock.get_blocks(name), self.pair.tagma.get_blocks(name), 0))
+            self._evict(self.pair.row_of(name))
 
     def _evict(self, blocks: Hit) -> None:
-        stock, tagma = ids_of(blocks.stock), ids_of(blocks.tagma)
-        chosen = [i for i in range(len(stock)) if self.rng.random() < 0.3]
-        self.pair.evict_blocks([stock[i] for i in chosen], [tagma[i] for i in chosen])
+        chosen = [i for i in range(len(ids_of(blocks.tagma))) if self.rng.random() < 0.3]
+        self.pair.evict_blocks(blocks, chosen)
 
     def _drain(self) -> None:
         """Everything ends, in any order: nothing may be left."""
@@ -350,7 +357,7 @@ class Trace:
         self.pair.end_step()
 
 
-def run_manager_trace(seed: int) -> dict[str, int]:
+def run_manager_trace(seed: int, mode: str) -> dict[str, int]:
     """Runs one trace; returns how often each call was made, and what came of it."""
-    pair = Trace(seed).run()
+    pair = Trace(seed, mode=mode).run()
     return {**pair.calls, **pair.tally}

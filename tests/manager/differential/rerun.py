@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def seed_is_told(test: str, seed: int) -> Iterator[None]:
+def seed_is_told(test: str, seed: int | str) -> Iterator[None]:
     """Adds the seed and a one-line command to whatever is raised inside."""
     try:
         yield

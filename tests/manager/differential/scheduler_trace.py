@@ -13,10 +13,12 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kv_requests import cache_config, ids_of, make_request
+from kv_requests import cache_config, ids_of, make_request, mode_of, slack_is
+from kv_worker import KvWorker, Scheduled, Step
 from vllm.config import KVEventsConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -27,6 +29,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from vllm_tagma.integration.row_moves import row_moves_of
 from vllm_tagma.integration.scheduler import TagmaAsyncScheduler, TagmaScheduler
 from vllm_tagma.manager import TagmaKVCacheManager
 
@@ -103,7 +106,10 @@ class Side:
         self.scheduler = scheduler
         scheduler.kv_event_publisher = self.publisher = _Publisher()
         self.steps: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
-        self.worker_rows: dict[str, list[int]] = {}
+        self.worker_rows: dict[str, list[int]] = {}  # once all steps so far are executed
+        self.worker: KvWorker | None = None  # and the memory that it would write
+        self.unexecuted: deque[Step] = deque()
+        self.row_moves = 0
 
     def step(self, seed: int) -> dict[str, Any]:
         """Schedules; returns what the other side must have decided, too."""
@@ -147,6 +153,9 @@ class Side:
     def process(self) -> list[Any]:
         """Takes the oldest step's output in; returns what clients and loggers get to see."""
         seen = []
+        step = self.unexecuted.popleft()
+        if self.worker is not None:
+            self.worker.execute(step)
         for client, outputs in self.scheduler.update_from_output(*self.steps.popleft()).items():
             stats = outputs.scheduler_stats
             seen.append(
@@ -181,19 +190,44 @@ class Side:
         )
 
     def _apply_to_worker(self, output: SchedulerOutput) -> None:
-        for name in output.finished_req_ids | (output.preempted_req_ids or set()):
+        step = self._received(output)
+        self.unexecuted.append(step)
+        self.row_moves += len(step.row_moves)
+        for name in step.gone:
             self.worker_rows.pop(name, None)
-        for new in output.scheduled_new_reqs:
-            self.worker_rows[new.req_id] = new.block_ids[0]
-        cached = output.scheduled_cached_reqs
-        for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if name in cached.resumed_req_ids:
-                self.worker_rows[name] = ids[0]
-            elif ids is not None:
-                self.worker_rows[name].extend(ids[0])  # so a list must never be sent twice
-        for name in output.num_scheduled_tokens:
+        for name, ranges in step.row_moves.items():
+            moved = [block for start, count in ranges for block in range(start, start + count)]
+            assert len(moved) == len(self.worker_rows[name])
+            self.worker_rows[name] = moved
+        self.worker_rows.update({name: list(ids) for name, ids in step.whole.items()})
+        for name, ids in step.more.items():
+            self.worker_rows[name].extend(ids)  # so a list must never be sent twice
+        for name in self.worker_rows:
             row = ids_of(self.scheduler.kv_cache_manager.get_blocks(name))
             assert self.worker_rows[name] == row
+
+    def _received(self, output: SchedulerOutput) -> Step:
+        cached = output.scheduled_cached_reqs
+        sent = {
+            name: ids[0]
+            for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True)
+            if ids is not None
+        }
+        whole = {new.req_id: new.block_ids[0] for new in output.scheduled_new_reqs}
+        whole |= {name: ids for name, ids in sent.items() if name in cached.resumed_req_ids}
+        scheduled = []
+        for name, tokens in output.num_scheduled_tokens.items():
+            request = self.scheduler.requests[name]
+            end = request.num_computed_tokens  # counted already
+            scheduled.append(Scheduled(request, end - tokens, end, request.num_preemptions))
+        return Step(
+            copies=list(output.kv_cache_block_copies or ()),
+            row_moves={name: list(ranges) for name, ranges in row_moves_of(output).items()},
+            gone=output.finished_req_ids | (output.preempted_req_ids or set()),
+            whole=whole,
+            more={name: ids for name, ids in sent.items() if name not in whole},
+            scheduled=scheduled,
+        )
 
 
 def build_scheduler(
@@ -203,11 +237,16 @@ def build_scheduler(
     num_blocks: int,
     block_size: int,
     caching: bool = True,
+    mode: str = "default",
     **settings: Any,
 ) -> Any:
     """A scheduler on a pool of that size. ``settings`` are fields of vLLM's scheduler config; the
-    model is as long as the pool, or 256 tokens."""
+    model is as long as the pool, or 256 tokens. ``mode`` is for our scheduler, see ``mode_of``."""
     config = copy.copy(config)
+    options, slack = mode_of(mode)
+    if issubclass(kind, (TagmaScheduler, TagmaAsyncScheduler)):
+        tagma = {"compaction": options.compaction, "copy_budget": options.copy_budget}
+        config.additional_config = {**config.additional_config, "tagma": tagma}
     config.scheduler_config = copy.copy(config.scheduler_config)
     for name, value in settings.items():
         assert hasattr(config.scheduler_config, name)
@@ -220,19 +259,29 @@ def build_scheduler(
     config.cache_config.num_gpu_blocks = num_blocks
     config.cache_config.enable_prefix_caching = caching
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-    return kind(
-        config,
-        cache_config(num_blocks=num_blocks, block_size=block_size),
-        StructuredOutputManager(config),
-        block_size=block_size,
-        log_stats=True,
-    )
+    with slack_is(slack):
+        return kind(
+            config,
+            cache_config(num_blocks=num_blocks, block_size=block_size),
+            StructuredOutputManager(config),
+            block_size=block_size,
+            log_stats=True,
+        )
 
 
 class SchedulerTrace:
-    """One seeded run of both schedulers."""
+    """One seeded run of both schedulers, or of ours ``alone``, in a mode that may evict otherwise
+    than stock does."""
 
-    def __init__(self, seed: int, *, stock_config: VllmConfig, tagma_config: VllmConfig) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        stock_config: VllmConfig,
+        tagma_config: VllmConfig,
+        mode: str = "exact",
+        alone: bool = False,
+    ) -> None:
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.block_size = rng.choice([4, 4, 8, 16, 32])
@@ -264,11 +313,14 @@ class SchedulerTrace:
                     num_blocks=num_blocks,
                     block_size=self.block_size,
                     caching=self.caching,
+                    mode=mode,
                     **self.settings,
                 )
             )
             for kind, config in zip(classes, (stock_config, tagma_config), strict=True)
         )
+        self.sides = [self.tagma] if alone else [self.tagma, self.stock]
+        self.tagma.worker = KvWorker(num_blocks=num_blocks, block_size=self.block_size)
         self.max_model_len = self.tagma.scheduler.max_model_len
         assert type(self.stock.scheduler.kv_cache_manager) is KVCacheManager
         assert type(self.tagma.scheduler.kv_cache_manager) is TagmaKVCacheManager
@@ -287,32 +339,37 @@ class SchedulerTrace:
             self._disturb()
         self._drain()
         self.counts["withdrawn"] = self.stock.scheduler.withdrawn
+        self.counts["copies"] = self.tagma.worker.copied
+        self.counts["row_moves"] = self.tagma.row_moves
+        self.counts["reads"] = self.tagma.worker.reads
         return self.counts
 
     def _step(self) -> None:
-        stock, tagma = (side.step(self.seed) for side in (self.stock, self.tagma))
-        assert tagma == stock
-        self.decided = tagma
-        self.counts["preempted"] += len(tagma["preempted"] or ())
-        depth = 1 if self.asynchronous and tagma["tokens"] else 0
+        self.decided = self._same(side.step(self.seed) for side in self.sides)
+        self.counts["preempted"] += len(self.decided["preempted"] or ())
+        depth = 1 if self.asynchronous and self.decided["tokens"] else 0
         while len(self.tagma.steps) > depth:
-            seen, stock_seen = self.tagma.process(), self.stock.process()
-            assert seen == stock_seen
+            seen = self._same(side.process() for side in self.sides)
             for _, outputs, _ in seen:
                 self.counts["finished"] += sum(out[2] is not None for out in outputs)
                 self.counts["cached_tokens"] += sum(out[3] or 0 for out in outputs)
-        assert self.tagma.publisher.take() == self.stock.publisher.take()
+        self._same(side.publisher.take() for side in self.sides)
         self._compare()
 
+    @staticmethod
+    def _same(of_sides: Iterable[Any]) -> Any:
+        """What our side did, which stock must have done, too."""
+        ours, *stock = of_sides
+        for theirs in stock:
+            assert ours == theirs
+        return ours
+
     def _compare(self) -> None:
-        stock, tagma = self.stock.scheduler, self.tagma.scheduler
-        free = tagma.kv_cache_manager.block_pool.get_num_free_blocks()
-        assert free == stock.kv_cache_manager.block_pool.get_num_free_blocks()
-        assert [r.request_id for r in tagma.running] == [r.request_id for r in stock.running]
-        assert {n: list(r.all_token_ids) for n, r in tagma.requests.items()} == {
-            n: list(r.all_token_ids) for n, r in stock.requests.items()
-        }
-        tagma.kv_cache_manager.check_invariants()
+        schedulers = [side.scheduler for side in self.sides]
+        self._same(s.kv_cache_manager.block_pool.get_num_free_blocks() for s in schedulers)
+        self._same([r.request_id for r in s.running] for s in schedulers)
+        self._same({n: list(r.all_token_ids) for n, r in s.requests.items()} for s in schedulers)
+        self.tagma.scheduler.kv_cache_manager.check_invariants()
 
     def _arrive(self) -> None:
         rng = self.rng
@@ -338,7 +395,7 @@ class SchedulerTrace:
                 "skip_reading": True if rng.random() < 0.1 else None,
                 "report_mode": "full" if rng.random() < 0.1 else None,
             }
-            for side in (self.stock, self.tagma):
+            for side in self.sides:
                 side.scheduler.add_request(make_request(f"r{self.created}", tokens, **options))
 
     def _priority(self) -> int:
@@ -354,18 +411,17 @@ class SchedulerTrace:
         for name in list(requests):
             if rng.random() < 0.01:
                 self._keep(name)
-                for side in (self.stock, self.tagma):
+                for side in self.sides:
                     side.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
             elif rng.random() < 0.05:
                 self._keep(name)
         if rng.random() < 0.02:
             self.counts["resets"] += 1
             running_too = rng.random() < 0.5
-            done, stock_done = (
+            self._same(
                 side.scheduler.reset_prefix_cache(reset_running_requests=running_too)
-                for side in (self.tagma, self.stock)
+                for side in self.sides
             )
-            assert done == stock_done
         self._compare()
 
     def _keep(self, name: str) -> None:

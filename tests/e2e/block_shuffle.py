@@ -1,0 +1,138 @@
+"""Two drivers that move blocks before each step of an engine, far more than compaction ever does.
+
+``BlockShuffle`` works under vLLM's own scheduler and manager and tests the workers alone. Before a
+step the physical blocks of vLLM's pool change places by a random permutation: blocks of
+running requests, shared ones, idle cached ones, free ones, in chains, swaps and longer cycles. That
+is more than compaction ever does, and knows nothing of its policy. To vLLM's manager nothing
+happens: its block objects keep their owners, hashes and places in the free queue, and only their
+ids are exchanged. The workers must follow by copies and row moves.
+
+``CoreRelocation`` works under our scheduler and manager and asks the pool to move running requests'
+blocks, which it records as compaction does.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from vllm_tagma.integration.row_moves import row_moves_of, with_row_moves
+from vllm_tagma.worker.reference import encode_ranges
+
+
+class _Driver:
+    """Wraps ``scheduler.schedule``; ``enabled`` turns the moves on.
+
+    Every third step or so gets a token budget of a few tokens, whether enabled or not, so that
+    requests run without being scheduled. Budgets depend on ``seed`` and the number of steps alone.
+    """
+
+    def __init__(self, scheduler: Any, *, seed: int) -> None:
+        self.enabled = False
+        self.steps = self.copies = self.cycles = self.rows = self.unscheduled = 0
+        self._scheduler = scheduler
+        self._seed = seed
+        self._schedule = scheduler.schedule
+        self._full_budget = scheduler.max_num_scheduled_tokens
+        scheduler.schedule = self._move_and_schedule
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins the sequence of budgets and moves anew."""
+        self._budgets = random.Random(self._seed)
+        self._random = random.Random(self._seed + 1)
+
+    def _move_and_schedule(self, *args: Any, **kwargs: Any) -> Any:
+        budget = self._full_budget
+        if self._budgets.random() < 0.35:
+            budget = self._budgets.randint(1, 6)
+        self._scheduler.max_num_scheduled_tokens = budget
+        if not self.enabled:
+            return self._schedule(*args, **kwargs)
+        output = self._moved(*args, **kwargs)
+        copies = dict(output.kv_cache_block_copies or [])
+        names = row_moves_of(output).keys()
+        self.steps += bool(copies)
+        self.copies += len(copies)
+        self.cycles += sum(source in copies.values() for source in copies)
+        self.rows += len(names)
+        self.unscheduled += sum(name not in output.num_scheduled_tokens for name in names)
+        return output
+
+    def _row(self, request_id: str) -> list[int]:
+        (ids,) = self._scheduler.kv_cache_manager.get_block_ids(request_id)
+        return list(ids)
+
+    def _moved(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of a step before which blocks have moved."""
+        raise NotImplementedError
+
+
+class CoreRelocation(_Driver):
+    """Relocates a random part of each running request where the pool can."""
+
+    def _moved(self, *args: Any, **kwargs: Any) -> Any:
+        manager = self._scheduler.kv_cache_manager
+        begin = manager.new_step_starts
+
+        def begin_and_move() -> None:
+            begin()
+            for request in self._scheduler.running:
+                ids = self._row(request.request_id)
+                first = self._random.randrange(len(ids))
+                last = self._random.randint(first + 1, len(ids))
+                manager.pool.relocate(manager._rows[request.request_id].handle, first, last)
+
+        manager.new_step_starts = begin_and_move
+        try:
+            return self._schedule(*args, **kwargs)
+        finally:
+            manager.new_step_starts = begin
+
+
+class BlockShuffle(_Driver):
+    """Permutes the pool under vLLM's own manager."""
+
+    blocks_per_step = 6
+
+    def _moved(self, *args: Any, **kwargs: Any) -> Any:
+        mapping = self._draw()
+        self._exchange_ids(mapping)
+        known = {r.request_id: self._row(r.request_id) for r in self._scheduler.running}
+        moves = {
+            name: [tuple(run) for run in encode_ranges(ids)]
+            for name, ids in known.items()
+            if not set(ids).isdisjoint(mapping.values())
+        }
+        output = self._schedule(*args, **kwargs)
+        assert not output.kv_cache_block_copies, "vLLM copies blocks itself in this step"
+        output.kv_cache_block_copies = list(mapping.items()) or None
+        return with_row_moves(output, moves)
+
+    def _draw(self) -> dict[int, int]:
+        """Old id -> new id: all blocks of one running request and some others change places."""
+        running = self._scheduler.running
+        pool = self._scheduler.kv_cache_manager.block_pool
+        chosen: set[int] = set()
+        if running:
+            chosen.update(self._row(self._random.choice(running).request_id))
+        others = [i for i in range(1, len(pool.blocks)) if i not in chosen]
+        wanted = max(2, self.blocks_per_step - len(chosen))
+        chosen.update(self._random.sample(others, min(wanted, len(others))))
+        sources = sorted(chosen)
+        destinations = self._random.sample(sources, len(sources))
+        return {a: b for a, b in zip(sources, destinations, strict=True) if a != b}
+
+    def _exchange_ids(self, mapping: dict[int, int]) -> None:
+        pool = self._scheduler.kv_cache_manager.block_pool
+        moved = {new: pool.blocks[old] for old, new in mapping.items()}
+        for new, block in moved.items():
+            block.block_id = new
+            pool.blocks[new] = block
+        # What vLLM keys by id.
+        by_block = pool.cached_block_hashes_by_block
+        pool.cached_block_hashes_by_block = {mapping.get(i, i): h for i, h in by_block.items()}
+        cache = pool.cached_block_hash_to_block._cache
+        for key, blocks in cache.items():
+            if isinstance(blocks, dict):
+                cache[key] = {block.block_id: block for block in blocks.values()}

@@ -1,0 +1,161 @@
+"""A worker's memory and rows in Python: it knows what steps tell it, and checks what it reads.
+
+Each token of a request has a canary that names all it depends on: the tokens before it, salt,
+adapter, images. A step copies blocks (all sources are read before a destination is written), moves
+rows, takes in whole rows and new blocks, writes the canaries of its tokens through the rows, in the
+order of the batch, and then every scheduled request reads its whole context. Shared blocks pass
+only if they hold what both expect; a hit on a block that was never written, a block with two
+owners, and a move that the copies or the row did not follow do not.
+
+The scheduler's rows are never asked for here: a row is what was sent, plus what row moves say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from kv_requests import ids_of
+from vllm.v1.request import Request
+
+
+@dataclasses.dataclass
+class Scheduled:
+    """Tokens [start, end) of a request in one step; ``preemptions`` tells stale outputs apart."""
+
+    request: Request
+    start: int
+    end: int
+    preemptions: int
+
+
+@dataclasses.dataclass
+class Step:
+    """What a scheduler sends for one step, as ``SchedulerOutput`` carries it."""
+
+    copies: list[tuple[int, int]]
+    row_moves: dict[str, list[tuple[int, int]]]
+    gone: set[str]  # finished or preempted since the last step
+    whole: dict[str, list[int]]  # rows of new and resumed requests
+    more: dict[str, list[int]]  # new blocks of running requests
+    scheduled: list[Scheduled]
+
+
+class StepLog:
+    """Collects a :class:`Step` while it is scheduled, as ``Scheduler.schedule`` does: whole rows
+    are read when a request is admitted, ids are taken out at the end."""
+
+    def __init__(self) -> None:
+        self.gone: set[str] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        self._whole: dict[str, Any] = {}
+        self._more: dict[str, Any] = {}
+
+    def given(self, request: Request, new: Any, manager: Any) -> None:
+        """``allocate_slots`` gave ``new`` blocks to a request that waits or runs."""
+        if request.status == request.status.RUNNING:
+            self._more[request.request_id] = new
+        else:
+            self._whole[request.request_id] = manager.get_blocks(request.request_id)
+
+    def freed(self, request: Request) -> None:
+        self._whole.pop(request.request_id, None)
+        self._more.pop(request.request_id, None)
+        self.gone.add(request.request_id)
+
+    def step(
+        self,
+        copies: list[tuple[int, int]],
+        row_moves: dict[str, list[tuple[int, int]]],
+        scheduled: list[Scheduled],
+    ) -> Step:
+        gone, self.gone = self.gone, set()
+        whole = {name: ids_of(blocks) for name, blocks in self._whole.items()}
+        more = {name: ids_of(blocks) for name, blocks in self._more.items()}
+        return Step(copies, row_moves, gone, whole, more, scheduled)
+
+
+class KvWorker:
+    """Executes steps in order; an ``AssertionError`` names what is not where it should be."""
+
+    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.memory = np.zeros((num_blocks, block_size), dtype=np.int64)
+        self.rows: dict[str, list[int]] = {}
+        self.reads = self.copied = self.rows_moved = 0
+        self._chains: dict[str, list[int]] = {}
+
+    def execute(self, step: Step) -> None:
+        for name in step.gone:
+            self.rows.pop(name, None)
+        self._copy(step.copies)
+        self._move_rows(step.row_moves)
+        assert step.row_moves.keys().isdisjoint(step.whole.keys() - self.rows.keys())
+        for name, ids in step.whole.items():
+            self.rows[name] = list(ids)
+        for name, ids in step.more.items():
+            self.rows[name] += ids
+        for part in step.scheduled:
+            wanted = self.canaries(part.request, part.end)[part.start :]
+            self.memory.reshape(-1)[self._slots(part)[part.start :]] = wanted
+        for part in step.scheduled:
+            if part.request.num_preemptions == part.preemptions:
+                self._read(part)
+
+    def _copy(self, copies: list[tuple[int, int]]) -> None:
+        sources, destinations = [s for s, _ in copies], [d for _, d in copies]
+        assert len(set(destinations)) == len(destinations), f"two copies into one block: {copies}"
+        assert all(0 < block < self.num_blocks for block in sources + destinations)
+        self.memory[destinations] = self.memory[sources]
+        self.copied += len(copies)
+
+    def _move_rows(self, row_moves: dict[str, list[tuple[int, int]]]) -> None:
+        for name, ranges in row_moves.items():
+            ids = [block for start, count in ranges for block in range(start, start + count)]
+            assert name in self.rows, f"a move of {name}, which the worker does not hold"
+            assert len(ids) == len(self.rows[name]), f"{name} holds {self.rows[name]}, not {ids}"
+            self.rows[name] = ids
+            self.rows_moved += 1
+
+    def _slots(self, part: Scheduled) -> np.ndarray:
+        row = np.array(self.rows[part.request.request_id])
+        position = np.arange(part.end)
+        return row[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _read(self, part: Scheduled) -> None:
+        held = self.memory.reshape(-1)[self._slots(part)]
+        wrong = np.flatnonzero(held != self.canaries(part.request, part.end))
+        assert not len(wrong), (
+            f"{part.request.request_id} reads foreign KV at positions {wrong[:5]} of {part.end}, "
+            f"in blocks {self.rows[part.request.request_id]} of {self.block_size}"
+        )
+        self.reads += part.end
+
+    def rewrite(self, request: Request, first: int, end: int) -> None:
+        """Drafts that were confirmed: their KV was written, under tokens not known here."""
+        part = Scheduled(request, first, end, request.num_preemptions)
+        self.memory.reshape(-1)[self._slots(part)[first:]] = self.canaries(request, end)[first:]
+
+    def forget(self, request: Request, tokens: int) -> None:
+        """The tokens from there on are replaced by others (a session's next input)."""
+        del self._chains.get(request.request_id, [])[tokens:]
+
+    def canaries(self, request: Request, end: int) -> np.ndarray:
+        chain = self._chains.setdefault(request.request_id, [])
+        tokens = request.all_token_ids
+        for position in range(len(chain), min(end, len(tokens))):
+            images = tuple(
+                (image.identifier, position - image.mm_position.offset)
+                for image in request.mm_features
+                if 0 <= position - image.mm_position.offset < image.mm_position.length
+            )
+            lora = request.lora_request.name if request.lora_request else None
+            before = chain[-1] if chain else hash((request.cache_salt, lora))
+            chain.append(hash((before, tokens[position], images)))
+        # A request that ended or was preempted while a step was in flight: that token never came.
+        # Drafts likewise: they are written, and written again when the tokens are known.
+        return np.array(chain[:end] + [-1] * (end - len(chain)), dtype=np.int64)

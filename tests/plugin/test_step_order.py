@@ -1,0 +1,138 @@
+"""What block moves rely on inside a step of vLLM, read from the sources of each release.
+
+A move is two things in one ``SchedulerOutput``: copies, which vLLM executes, and rewritten rows,
+which our runners apply. Both must happen in every step, before the step's new blocks are appended,
+and before anything of the step is computed.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from vllm_tagma import versions
+from vllm_tagma.integration import signatures
+
+V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+COPY = "copy_kv_cache_blocks_inplace"
+
+
+@pytest.fixture(params=["installed", "0.33"])
+def root(request: pytest.FixtureRequest) -> Path:
+    """The ``vllm`` package of each release at hand."""
+    if request.param == "installed":
+        found = versions.vllm_root()
+        assert found is not None
+        return found
+    default = Path(__file__).parents[2] / "build" / "vllm-0.33"
+    folder = Path(os.environ.get("TAGMA_VLLM033", default)) / "vllm"
+    assert folder.is_dir(), f"{folder} is missing: run `make test`"
+    return folder
+
+
+def _order(root: Path, target: str, *wanted: str) -> list[str]:
+    """The wanted expressions of a method in the order in which they first stand in its source."""
+    node = signatures._find(root, target)
+    assert node is not None, target
+    places: dict[str, tuple[int, int]] = {}
+    for child in ast.walk(node):
+        if isinstance(child, ast.expr):
+            text = ast.unparse(child)
+            if text in wanted:
+                place = (child.lineno, child.col_offset)
+                places[text] = min(place, places.get(text, place))
+    return sorted(places, key=places.__getitem__)
+
+
+def _holds(root: Path, target: str, *order: str) -> None:
+    assert _order(root, target, *order) == list(order)
+
+
+def test_v1_updates_its_rows_in_steps_without_tokens_too(root: Path) -> None:
+    _holds(root, f"{V1}.execute_model", "self._update_states", "not num_scheduled_tokens")
+
+
+def test_v1_copies_after_zeroing_and_before_rows_grow(root: Path) -> None:
+    _holds(
+        root,
+        f"{V1}._update_states",
+        "scheduler_output.finished_req_ids",
+        "self._zero_block_ids",
+        COPY,
+        "block_ids.extend",
+        "self.input_batch.block_table.append_row",
+        "self.input_batch.add_request",
+    )
+
+
+def test_v2_updates_its_rows_in_steps_without_tokens_too(root: Path) -> None:
+    _holds(
+        root,
+        f"{V2}.execute_model",
+        "self.finish_requests",
+        "self.add_requests",
+        "self.update_requests",
+        "self.block_tables.apply_staged_writes",
+        "scheduler_output.total_num_scheduled_tokens == 0",
+        "self.prepare_attn",
+    )
+
+
+def test_v2_copies_after_zeroing(root: Path) -> None:
+    _holds(
+        root,
+        f"{V2}.update_requests",
+        "self.block_tables.append_block_ids",
+        "self.kv_block_zeroer.zero_block_ids",
+        COPY,
+    )
+
+
+def test_preempted_requests_leave_v2_before_rows_are_rewritten(root: Path) -> None:
+    _holds(
+        root,
+        f"{V2}.finish_requests",
+        "scheduler_output.preempted_req_ids",
+        "self._remove_request",
+    )
+
+
+def test_copies_are_taken_after_the_last_decision_of_a_step(root: Path) -> None:
+    _holds(
+        root,
+        f"{SCHEDULER}.schedule",
+        "self.kv_cache_manager.new_step_starts",
+        "self.kv_cache_manager.allocate_slots",
+        "self.kv_cache_manager.take_kv_cache_block_copies",
+        "self._get_new_block_ids_to_zero",
+    )
+
+
+def test_each_output_is_executed(root: Path) -> None:
+    """No path from ``schedule`` to the next one goes around the executor."""
+    core = "vllm.v1.engine.core:EngineCore"
+    for method in ("step", "step_with_batch_queue"):
+        _holds(
+            root, f"{core}.{method}", "self.scheduler.schedule", "self.model_executor.execute_model"
+        )
+
+
+def test_v1_knows_no_other_caller_that_updates_rows(root: Path) -> None:
+    text = signatures.module_path(root, V1.partition(":")[0]).read_text(encoding="utf-8")
+    assert text.count("self._update_states(") == 1
+
+
+def test_the_copy_function_is_the_one_that_is_run_by_the_tests(root: Path) -> None:
+    """``tests/worker/test_block_copies.py`` runs the installed one; 0.33 cannot be run here."""
+    installed = versions.vllm_root()
+    assert installed is not None
+    target = f"vllm.v1.worker.utils:{COPY}"
+    found, running = (signatures._find(r, target) for r in (root, installed))
+    assert found is not None
+    assert running is not None
+    assert ast.dump(found) == ast.dump(running)
