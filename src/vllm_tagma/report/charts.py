@@ -14,7 +14,7 @@ from vllm_tagma.errors import TagmaError
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#c8792b", "#8a9099"
 _COLOURS = (BLUE, ORANGE, GREY)
-_WIDTH_INCHES = 9.2
+WIDTH_INCHES = 9.2
 
 
 class ChartError(TagmaError, RuntimeError):
@@ -54,12 +54,12 @@ def bar_chart(
     """
     if not rows:
         raise ValueError("a chart of nothing")
-    plt = _pyplot()
+    plt = pyplot()
     count = len(series)
     step = 0.8 / count
     height = 0.75 + len(rows) * max(0.34, 0.23 * count + 0.12)
-    with plt.rc_context(_STYLE):
-        figure, axes = plt.subplots(figsize=(_WIDTH_INCHES, height), layout="constrained")
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(WIDTH_INCHES, height), layout="constrained")
         left, right = _limits(rows, log=log, marks=marks, reference=reference)
         for index, name in enumerate(series):
             drawn = [(y, row.bars[index]) for y, row in enumerate(rows) if row.bars[index]]
@@ -128,7 +128,7 @@ def _limits(
     return low, max(points) * (max(points) / low) ** 0.24
 
 
-_STYLE = {
+STYLE = {
     "font.family": "sans-serif",
     "font.size": 9,
     "svg.fonttype": "path",  # looks the same whatever fonts the reader has
@@ -140,12 +140,13 @@ _STYLE = {
 }
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib's drawing module, set to write SVG. Raises :class:`ChartError` without it."""
     try:
         import matplotlib
     except ImportError:
         raise ChartError(
-            "tagma report draws with matplotlib, which is not installed; "
+            "charts are drawn with matplotlib, which is not installed; "
             "install it with: pip install 'vllm-tagma[bench]'"
         ) from None
     matplotlib.use("svg")
