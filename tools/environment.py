@@ -101,11 +101,15 @@ class Environment:
         self.provide("vllm", key=key, title=f"vLLM ({what}, some minutes)", build=build)
 
     def install_plugin(self) -> None:
-        """Build the C++ extension and install this package, editable, in one step."""
+        """Build the C++ extension and install this package, editable, in one step.
+
+        With what `tagma replay`, `tagma report` and `tagma bench` draw and measure with, so that
+        every command works after `make serve`.
+        """
 
         def build() -> None:
             self.pip(["install", *BUILD_TOOLS], log_name="pip-build-tools", what="the build tools")
-            command = ["install", "--no-build-isolation", "--editable", str(self.root)]
+            command = ["install", "--no-build-isolation", "--editable", f"{self.root}[bench]"]
             command.append(f"--config-settings=build-dir={self.root / 'build' / 'editable'}")
             self.pip(command, log_name="plugin-build", what="this package (a C++ build)")
 

@@ -1,4 +1,7 @@
-"""``tagma bench host``: the sub-command, from its options to the result file."""
+"""``tagma bench host``: the sub-command, from its options to the result file.
+
+``tagma bench serve`` has its own module and is only joined to the group here.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vllm_tagma.bench.serve.command import register
 from vllm_tagma.errors import TagmaError
 
 if TYPE_CHECKING:
@@ -28,6 +32,9 @@ app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=Tr
 @app.callback()
 def _bench() -> None:
     """Measure this machine."""
+
+
+register(app)
 
 
 @app.command()

@@ -12,14 +12,19 @@ from vllm_tagma.errors import TagmaError
 
 def report(
     files: Annotated[
-        list[Path], typer.Argument(help="Results of 'tagma bench host --json'.", metavar="FILES...")
+        list[Path],
+        typer.Argument(
+            help="Results of 'tagma bench host --json', or one folder of 'tagma bench serve'.",
+            metavar="FILES...",
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")],
 ) -> None:
     """One HTML page and one Markdown file from benchmark results.
 
-    The newest result is reported, older ones are compared with it. Nothing is measured. Exit
-    status: 0 written, 1 not. Example: tagma report host.json --output report
+    Of results of 'bench host' the newest is reported, older ones are compared with it; a folder of
+    'bench serve' is reported alone. Nothing is measured. Exit status: 0 written, 1 not. Example:
+    tagma report host.json --output report
     """
     try:
         written = write_report(files, output)
@@ -33,8 +38,12 @@ def report(
 def write_report(files: list[Path], output: Path) -> list[Path]:
     """Writes ``report.html``, ``report.md`` and ``figures/*.svg``; returns the first two.
 
-    Raises ``ResultError`` for a file that is no result, ``ChartError`` without matplotlib.
+    Raises ``ResultError`` for a file that is no result, ``RecordError`` for a folder that is no
+    series, ``ChartError`` without matplotlib.
     """
+    series = [path for path in files if path.is_dir()]
+    if series:
+        return _write_series(series, files, output)
     from vllm_tagma.bench import schema
     from vllm_tagma.report import content, html_page, markdown
 
@@ -47,3 +56,14 @@ def write_report(files: list[Path], output: Path) -> list[Path]:
     page.write_text(html_page.render(document), encoding="utf-8")
     text.write_text(markdown.render(document, figures="figures"), encoding="utf-8")
     return [page, text]
+
+
+def _write_series(series: list[Path], files: list[Path], output: Path) -> list[Path]:
+    from vllm_tagma.bench.serve.record import RecordError
+    from vllm_tagma.report.serve_files import write_series_report
+
+    if len(files) > 1:
+        raise RecordError(
+            f"{series[0]} is a folder: a series of 'tagma bench serve' is reported alone"
+        )
+    return write_series_report(series[0], output)[0]
