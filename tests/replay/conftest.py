@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 Write = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    """The command silences vLLM for its process; other tests of this one want to hear it."""
-    before = os.environ.get("VLLM_LOGGING_LEVEL")
-    yield
-    if before is None:
-        os.environ.pop("VLLM_LOGGING_LEVEL", None)
-    logger = logging.getLogger("vllm")
-    for part in (logger, *logger.handlers):
-        part.setLevel(before or "INFO")
 
 
 @pytest.fixture
