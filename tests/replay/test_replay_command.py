@@ -98,7 +98,7 @@ def test_the_pictures(replayed: tuple[Result, dict[str, Any], Path]) -> None:
 
 
 def test_one_backend_of_a_generated_load(tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
+    path = tmp_path / "not there yet" / "r.json"
     result = run(
         *("--load", "agent", "--limit", 20, "--max-num-seqs", 4, "--backend", "tagma"),
         *("--block-size", 32, "--json", path),

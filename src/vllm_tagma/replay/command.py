@@ -251,6 +251,9 @@ def _run(
 
     if plot is not None:
         pyplot()  # says so before the replay if it cannot draw
+    for folder in (plot, json_file and json_file.parent):
+        if folder is not None:  # a replay takes minutes: it must not end without a place to go
+            folder.mkdir(parents=True, exist_ok=True)
     num_blocks = pool_blocks(settings, trace.requests)
     versions.require_supported_vllm()
     from vllm_tagma.replay.plots import Drawn, write_plots
