@@ -277,10 +277,17 @@ class KvPool {
     if (n < 1) throw UsageError(message("parts=", n, " is below 1"));
     std::vector<PartCount> out(static_cast<size_t>(n));
     const KvAllocator& allocator = store_.allocator();
-    for (BlockId b = allocator.alignment(); b < allocator.alignment() + allocator.capacity(); ++b) {
-      PartCount& part = out[static_cast<size_t>(int64_t{b} * n / allocator.num_blocks())];
-      part.live += allocator.request_refs(b) > 0 ? 1 : 0;
-      part.idle += allocator.request_refs(b) == 0 && allocator.is_cached(b) ? 1 : 0;
+    const int64_t blocks = allocator.num_blocks();
+    const BlockId end = allocator.alignment() + allocator.capacity();
+    BlockId b = allocator.alignment();
+    for (int32_t i = 0; i < n; ++i) {  // part i holds the b with b * n / blocks == i
+      const auto stop = static_cast<BlockId>((int64_t{i} * blocks + blocks + n - 1) / n);
+      PartCount& part = out[static_cast<size_t>(i)];
+      for (; b < std::min(stop, end); ++b) {
+        const bool live = allocator.request_refs(b) > 0;
+        part.live += live ? 1 : 0;
+        part.idle += !live && allocator.is_cached(b) ? 1 : 0;
+      }
     }
     return out;
   }

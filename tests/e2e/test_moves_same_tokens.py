@@ -14,31 +14,12 @@ from typing import Any
 
 import pytest
 
+from vllm_tagma.bench.tiny_model import write_tiny_model
+
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
 Report = dict[str, Any]
-
-# A configuration without weights, for the runner under the Triton interpreter.
-TINY_LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 256,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
-}
-
 
 RUNNERS = {
     "v1": "vllm_tagma.integration.worker_v1.TagmaCPUModelRunner",
@@ -67,7 +48,7 @@ class Runs:
                 VLLM_USE_V2_MODEL_RUNNER="1",
             )
             model = self._folder
-            (model / "config.json").write_text(json.dumps(TINY_LLAMA))
+            write_tiny_model(model, max_position_embeddings=1024, torch_dtype="bfloat16")
         out = self._folder / f"{runner}_{mode}.json"
         run = subprocess.run(
             [sys.executable, str(HERE / "moves_engine_run.py"), str(model), str(out)]

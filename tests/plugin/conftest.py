@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,26 +9,8 @@ from typing import Any
 
 import pytest
 
+from vllm_tagma.bench.tiny_model import write_tiny_model
 from vllm_tagma.config import ENVIRONMENT_NAMES
-
-TINY_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 256,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "torch_dtype": "float32",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
-}
 
 ConfigFactory = Callable[..., Any]
 
@@ -49,7 +30,7 @@ def _own_environment() -> Iterator[None]:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the configuration of a two-layer Llama and nothing else."""
     folder = tmp_path_factory.mktemp("tiny-llama")
-    (folder / "config.json").write_text(json.dumps(TINY_LLAMA))
+    write_tiny_model(folder, max_position_embeddings=1024)
     return folder
 
 

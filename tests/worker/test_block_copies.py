@@ -11,9 +11,6 @@ import random
 
 import pytest
 import torch
-
-pytest.importorskip("vllm")
-
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.worker.utils import copy_kv_cache_blocks_inplace
 

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm")
+from vllm_tagma.bench.tiny_model import write_tiny_model
 
-TINY_LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 256,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "torch_dtype": "float32",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
-}
+pytest.importorskip("vllm")
 
 REQUESTS = 6
 PROMPT_TOKENS = 61
@@ -43,7 +24,7 @@ def test_every_slot_of_an_engine_equals_the_table(
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from vllm import LLM, SamplingParams
 
-    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
+    write_tiny_model(tmp_path, max_position_embeddings=1024, rope_theta=10000.0)
     llm = LLM(
         model=str(tmp_path),
         skip_tokenizer_init=True,

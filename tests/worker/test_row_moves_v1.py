@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("vllm")
-
 from vllm.v1.worker.block_table import MultiGroupBlockTable
 
 from vllm_tagma.errors import InvariantError, RangeCapError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-_CONFIG = {
+_CONFIG: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 64,
@@ -29,6 +29,7 @@ _CONFIG = {
 }
 
 
-def write_tiny_model(folder: Path) -> None:
-    """Writes ``config.json`` into an existing folder, which then serves as vLLM's ``model``."""
-    (folder / "config.json").write_text(json.dumps(_CONFIG), encoding="utf-8")
+def write_tiny_model(folder: Path, **changes: object) -> None:
+    """Writes ``config.json``, with ``changes``, into an existing folder, which then serves as
+    vLLM's ``model``."""
+    (folder / "config.json").write_text(json.dumps(_CONFIG | changes), encoding="utf-8")

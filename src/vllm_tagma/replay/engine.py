@@ -10,12 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.structured_output import StructuredOutputManager
 
+from vllm_tagma.bench.requests import cache_config
 from vllm_tagma.bench.tiny_model import write_tiny_model
 from vllm_tagma.config import BACKEND_KEY, OPTIONS_KEY, Backend
 from vllm_tagma.errors import TagmaError
@@ -60,17 +59,10 @@ def build_scheduler(
     # The platform of this machine may allow no such block size; nothing computes here.
     config.cache_config.block_size = settings.block_size
     config.cache_config.num_gpu_blocks = num_blocks
-    spec = FullAttentionSpec(
-        block_size=settings.block_size, num_kv_heads=8, head_size=128, dtype=torch.bfloat16
-    )
     kind = config.scheduler_config.get_scheduler_cls()
     return kind(
         vllm_config=config,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=num_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-        ),
+        kv_cache_config=cache_config(num_blocks, settings.block_size),
         structured_output_manager=StructuredOutputManager(config),
         include_finished_set=False,
         log_stats=False,

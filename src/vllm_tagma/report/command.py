@@ -45,17 +45,10 @@ def write_report(files: list[Path], output: Path) -> list[Path]:
     if series:
         return _write_series(series, files, output)
     from vllm_tagma.bench import schema
-    from vllm_tagma.report import content, html_page, markdown
+    from vllm_tagma.report import content
+    from vllm_tagma.report.files import write_document
 
-    document = content.build([schema.read(path) for path in files])
-    figures = output / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
-    for figure in document.figures:
-        (figures / f"{figure.name}.svg").write_text(figure.svg, encoding="utf-8")
-    page, text = output / "report.html", output / "report.md"
-    page.write_text(html_page.render(document), encoding="utf-8")
-    text.write_text(markdown.render(document, figures="figures"), encoding="utf-8")
-    return [page, text]
+    return write_document(content.build([schema.read(path) for path in files]), output)
 
 
 def _write_series(series: list[Path], files: list[Path], output: Path) -> list[Path]:

@@ -10,7 +10,8 @@ from vllm_tagma.bench.serve import outputs, record
 from vllm_tagma.bench.serve.plan import stages_of
 from vllm_tagma.bench.serve.record import RunRecord
 from vllm_tagma.bench.serve.settings import BACKENDS, from_json
-from vllm_tagma.report import html_page, markdown, serve_content
+from vllm_tagma.report import serve_content
+from vllm_tagma.report.files import write_document
 from vllm_tagma.report.serve_content import SeriesData
 
 _MS = 1000.0
@@ -23,15 +24,7 @@ def write_series_report(folder: Path, output: Path) -> tuple[list[Path], str]:
     holds no series, ``ChartError`` without matplotlib.
     """
     data = read(folder)
-    document = serve_content.build(data)
-    figures = output / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
-    for figure in document.figures:
-        (figures / f"{figure.name}.svg").write_text(figure.svg, encoding="utf-8")
-    page, text = output / "report.html", output / "report.md"
-    page.write_text(html_page.render(document), encoding="utf-8")
-    text.write_text(markdown.render(document, figures="figures"), encoding="utf-8")
-    return [page, text], serve_content.verdict_line(data)
+    return write_document(serve_content.build(data), output), serve_content.verdict_line(data)
 
 
 def read(folder: Path) -> SeriesData:
