@@ -83,13 +83,15 @@ PyObject* list_of_range(const BlockRange& range) {
 // A fresh list on every call: vLLM's worker extends the lists it receives.
 PyObject* ids(PyObject* self, PyObject*) {
   const RangeList& list = list_of(self);
-  if (list.num_ranges() == 1 && list.num_blocks() >= 32) return list_of_range(list.ranges()[0]);
+  if (list.num_ranges() == 1 && list.num_blocks() >= 32 && !list.ranges()[0].is_null()) {
+    return list_of_range(list.ranges()[0]);
+  }
   PyObject* out = PyList_New(list.num_blocks());
   if (out == nullptr) return nullptr;
   Py_ssize_t i = 0;
   for (const BlockRange& range : list.ranges()) {
-    for (tagma::BlockId b = range.start; b < range.end(); ++b, ++i) {
-      PyObject* id = PyLong_FromLong(b);
+    for (int32_t at = 0; at < range.count; ++at, ++i) {
+      PyObject* id = PyLong_FromLong(range.at(at));
       if (id == nullptr || PyList_SetItem(out, i, id) < 0) {
         Py_DECREF(out);
         return nullptr;

@@ -92,7 +92,7 @@ PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return guarded([&]() -> PyObject* {
     static const char* const names[] = {"max_rows", "max_ranges", nullptr};
     int max_rows = 0;
-    int max_ranges = tagma::kDefaultMaxRanges;
+    int max_ranges = tagma::kMaxRanges;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|i:RangeTable", const_cast<char**>(names),
                                      &max_rows, &max_ranges)) {
       throw PythonError{};

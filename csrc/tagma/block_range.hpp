@@ -1,4 +1,8 @@
-// Half-open ranges of block ids, and the list of them that a request holds.
+// Half-open ranges of block ids, the rule by which they merge, and the list of them that a row
+// holds.
+//
+// The null block stands for positions without content (behind a sliding window, say). A run of it
+// is a range that starts at 0 and repeats that id: ids 0 0 0 1 2 are the ranges (0, 3) and (1, 2).
 #pragma once
 
 #include <cstddef>
@@ -14,20 +18,42 @@ namespace tagma {
 using BlockId = int32_t;
 constexpr BlockId kNullBlock = 0;
 
-// [start, start + count).
+// vLLM's PAD_SLOT_ID: the cache write kernels skip it.
+constexpr int64_t kPadSlot = -1;
+
+// Ranges that a row of the worker's range table holds, and so that a request may have.
+constexpr int32_t kMaxRanges = 256;
+
+// [start, start + count), or `count` times the null block if it starts there.
 struct BlockRange {
   BlockId start = 0;
   int32_t count = 0;
 
-  BlockId end() const { return start + count; }
+  BlockId end() const { return start + count; }  // not of a null run
+  bool is_null() const { return start == kNullBlock; }
+  // The block at an index into the range.
+  BlockId at(int32_t i) const { return is_null() ? kNullBlock : start + i; }
+  // The blocks from an index on.
+  BlockRange behind(int32_t i) const { return {at(i), count - i}; }
+  bool contains(BlockId block) const { return !is_null() && block >= start && block < end(); }
   bool operator==(const BlockRange& other) const {
     return start == other.start && count == other.count;
   }
 };
 
-// Logical blocks 0, 1, 2, ... of a request as maximal ascending ranges, in logical order.
+// The merge rule, of which there is only this one: whether a range that starts at `next` continues
+// `last`. Null runs continue null runs, and nothing else touches the null block.
+inline bool joins(BlockRange last, BlockId next) {
+  if (last.is_null()) return next == kNullBlock;
+  return next != kNullBlock && next == last.end();
+}
+
+// Logical blocks 0, 1, 2, ... of a row as maximal ranges, in logical order.
 class RangeList {
  public:
+  RangeList() = default;
+  explicit RangeList(BlockRange range) { append(range); }
+
   // Appends a range behind the last logical block; adjacent ranges become one. O(1). Throws
   // UsageError if the list would hold more than 2^31 - 1 blocks.
   void append(BlockRange range) {
@@ -35,7 +61,7 @@ class RangeList {
     if (range.count > std::numeric_limits<int32_t>::max() - num_blocks_) {
       throw UsageError(message("append of ", range.count, " blocks to a list of ", num_blocks_));
     }
-    if (!ranges_.empty() && ranges_.back().end() == range.start) {
+    if (!ranges_.empty() && joins(ranges_.back(), range.start)) {
       ranges_.back().count += range.count;
     } else {
       ranges_.push_back(range);
@@ -70,26 +96,31 @@ class RangeList {
     for (const BlockRange& range : ranges_) {
       const int32_t lo = first > cum ? first - cum : 0;
       const int32_t hi = last - cum < range.count ? last - cum : range.count;
-      if (lo < hi) out.append({range.start + lo, hi - lo});
+      if (lo < hi) out.append({range.at(lo), hi - lo});
       cum += range.count;
       if (cum >= last) break;
     }
     return out;
   }
 
-  // The logical blocks [first, first + range.count) are at `range` from now on. O(ranges).
-  void replace(int32_t first, BlockRange range) {
+  // The logical blocks [first, first + blocks.num_blocks()) are at `blocks` from now on. Throws
+  // UsageError if the list has not so many. O(ranges).
+  void replace(int32_t first, const RangeList& blocks) {
+    if (first < 0 || blocks.num_blocks() > num_blocks_ - first) {
+      throw UsageError(message("replace ", blocks.num_blocks(), " blocks from ", first,
+                               " on in a list of ", num_blocks_));
+    }
     RangeList out = slice(0, first);
-    out.append(range);
-    out.append(slice(first + range.count, num_blocks_));
+    out.append(blocks);
+    out.append(slice(first + blocks.num_blocks(), num_blocks_));
     ranges_.swap(out.ranges_);
   }
 
-  // The logical index of a block, or -1. O(ranges).
+  // The logical index of a block, or -1; never of the null block. O(ranges).
   int32_t index_of(BlockId block) const {
     int32_t cum = 0;
     for (const BlockRange& range : ranges_) {
-      if (block >= range.start && block < range.end()) return cum + block - range.start;
+      if (range.contains(block)) return cum + block - range.start;
       cum += range.count;
     }
     return -1;
@@ -100,15 +131,25 @@ class RangeList {
     int32_t left = index;
     if (index >= 0) {
       for (const BlockRange& range : ranges_) {
-        if (left < range.count) return range.start + left;
+        if (left < range.count) return range.at(left);
         left -= range.count;
       }
     }
     throw UsageError(message("logical block ", index, " of a list of ", num_blocks_));
   }
 
-  // The last block, or the null block of an empty list.
-  BlockId tail() const { return ranges_.empty() ? kNullBlock : ranges_.back().end() - 1; }
+  // The last block; the null block of an empty list or behind a null run.
+  BlockId tail() const {
+    return ranges_.empty() ? kNullBlock : ranges_.back().at(ranges_.back().count - 1);
+  }
+
+  // Null blocks in front of all others.
+  int32_t num_leading_nulls() const {
+    return ranges_.empty() || !ranges_.front().is_null() ? 0 : ranges_.front().count;
+  }
+
+  // Whether a range that starts at `next` would continue the list's last one.
+  bool joins_with(BlockId next) const { return !ranges_.empty() && joins(ranges_.back(), next); }
 
   void clear() {
     ranges_.clear();

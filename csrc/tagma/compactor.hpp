@@ -229,7 +229,7 @@ class Compactor {
       moved_.push_back({rows_.handle_of(static_cast<size_t>(row.slot)), row.blocks.num_blocks()});
     }
     store_.move_live(from, to);
-    row.blocks.replace(row.blocks.index_of(from.start), {to, from.count});
+    row.blocks.replace(row.blocks.index_of(from.start), RangeList({to, from.count}));
   }
 
   // --- live compaction --------------------------------------------------------------------------

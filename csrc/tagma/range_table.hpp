@@ -26,10 +26,6 @@
 
 namespace tagma {
 
-// vLLM's PAD_SLOT_ID: the cache write kernels skip it.
-constexpr int64_t kPadSlot = -1;
-constexpr int32_t kDefaultMaxRanges = 256;
-
 // A row would need more ranges than the table holds. Thrown before anything changes.
 class RangeCapError : public CapError {
  public:
@@ -52,7 +48,7 @@ class RangeCapError : public CapError {
 class RangeTable {
  public:
   // Allocates everything here: two int32 arrays [max_rows, max_ranges] and 16 bytes a row.
-  RangeTable(int32_t max_rows, int32_t max_ranges = kDefaultMaxRanges)
+  RangeTable(int32_t max_rows, int32_t max_ranges = kMaxRanges)
       : max_rows_(positive("max_rows", max_rows)),
         max_ranges_(positive("max_ranges", max_ranges)),
         starts_(static_cast<size_t>(max_rows) * static_cast<size_t>(max_ranges)),

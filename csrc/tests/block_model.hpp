@@ -20,7 +20,8 @@ class BlockModel {
   static std::vector<tagma::BlockId> ids(const tagma::RangeList& list) {
     std::vector<tagma::BlockId> out;
     for (const tagma::BlockRange& range : list.ranges()) {
-      for (tagma::BlockId b = range.start; b < range.end(); ++b) out.push_back(b);
+      const bool null = range.start == 0;
+      for (int32_t i = 0; i < range.count; ++i) out.push_back(null ? 0 : range.start + i);
     }
     CHECK(static_cast<int32_t>(out.size()) == list.num_blocks());
     return out;

@@ -395,7 +395,7 @@ class PoolPair {
         const bool adopted = owner.grown_step < 0;
         CHECK(adopted || options_.compaction == tagma::Compaction::kLive);
         CHECK(owner.grown_step != step_);
-        owner.blocks.replace(owner.blocks.index_of(move.from), {move.to, 1});
+        owner.blocks.replace(owner.blocks.index_of(move.from), tagma::RangeList({move.to, 1}));
         live += adopted ? 0 : 1;
         ++in_rows;
       }
