@@ -319,6 +319,37 @@ PyObject* take_moves(PyObject* self, PyObject*) {
   });
 }
 
+PyObject* take_copies(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const std::vector<tagma::BlockCopy> copies = pool_of(self).take_copies();
+    PyRef out(checked(PyList_New(static_cast<Py_ssize_t>(copies.size()))));
+    for (size_t i = 0; i < copies.size(); ++i) {
+      PyObject* pair = Py_BuildValue("(ii)", copies[i].from, copies[i].to);
+      if (PyList_SetItem(out.get(), static_cast<Py_ssize_t>(i), checked(pair)) < 0) {
+        throw PythonError{};
+      }
+    }
+    return out.release();
+  });
+}
+
+PyObject* take_row_updates(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    std::vector<tagma::RowChange> changes = pool_of(self).take_row_changes();
+    PyRef out(checked(PyList_New(static_cast<Py_ssize_t>(changes.size()))));
+    for (size_t i = 0; i < changes.size(); ++i) {
+      tagma::RowChange& change = changes[i];
+      PyRef blocks(new_block_ranges(std::move(change.blocks)));
+      PyObject* update = Py_BuildValue("(LiiO)", static_cast<long long>(change.row), 0,
+                                       change.first_block, blocks.get());
+      if (PyList_SetItem(out.get(), static_cast<Py_ssize_t>(i), checked(update)) < 0) {
+        throw PythonError{};
+      }
+    }
+    return out.release();
+  });
+}
+
 PyObject* take_relocations(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     PyRef out(checked(PyList_New(0)));
@@ -439,6 +470,12 @@ PyMethodDef g_methods[] = {
      "take_moves() -> (copies, rows)\n\nWhat the worker must do before it writes anything: copies"
      " [(from, to)] of blocks, all sources read before any destination is written, and rows [(row,"
      " leading blocks)] that are elsewhere since the last call."},
+    {"take_copies", take_copies, METH_NOARGS,
+     "take_copies() -> list[(from, to)]\n\nBlock copies that the worker must make before it writes"
+     " anything, all sources read before any destination is written."},
+    {"take_row_updates", take_row_updates, METH_NOARGS,
+     "take_row_updates() -> list[(row, group, first_block, BlockRanges)]\n\nRows that were"
+     " admitted, grew or moved since the last call, from first_block to their end."},
     {"take_relocations", take_relocations, METH_NOARGS,
      "take_relocations() -> list[(from, to)] of all moves in order, if record_evictions is set"},
     {"relocate", fast(relocate), METH_FASTCALL,

@@ -229,7 +229,9 @@ class Compactor {
       moved_.push_back({rows_.handle_of(static_cast<size_t>(row.slot)), row.blocks.num_blocks()});
     }
     store_.move_live(from, to);
-    row.blocks.replace(row.blocks.index_of(from.start), RangeList({to, from.count}));
+    const int32_t first = row.blocks.index_of(from.start);
+    row.blocks.replace(first, RangeList({to, from.count}));
+    rows_.note_change(row, first);
   }
 
   // --- live compaction --------------------------------------------------------------------------

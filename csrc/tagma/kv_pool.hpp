@@ -171,7 +171,9 @@ class KvPool {
       return 0;
     }
     row.grown_step = step_;
-    return rows_.open(std::move(row));
+    const RowHandle handle = rows_.open(std::move(row));
+    rows_.note_change(rows_.at(handle), 0);
+    return handle;
   }
 
   // Gives a row the blocks it lacks and appends them to `added`; never takes any away. Returns
@@ -187,6 +189,7 @@ class KvPool {
       row.num_expected = expected_blocks(demand.blocks, demand);
     }
     if (!extend(row, demand.blocks, added)) return false;
+    rows_.note_change(row, held);
     row.grown_step = step_;
     return true;
   }
@@ -226,6 +229,9 @@ class KvPool {
 
   // Rows of which the worker knows blocks that moved since the last call.
   std::vector<RowMove> take_row_moves() { return compactor_.take_row_moves(); }
+
+  // What the workers must know of rows that were admitted, grew or moved since the last call.
+  std::vector<RowChange> take_row_changes() { return rows_.take_changes(); }
 
   // All moves since the last call, in order, if record_evictions is on.
   std::vector<BlockCopy> take_relocations() { return store_.take_relocations(); }

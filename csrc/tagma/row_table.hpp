@@ -1,6 +1,7 @@
 // The rows of requests and the handles by which callers name them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -26,6 +27,16 @@ struct Row {
   int32_t slot = -1;  // in the table
   bool open = false;
   bool moved = false;  // some of its blocks moved and take_row_moves() has not told yet
+  int32_t changed_from = kUnchanged;  // the first logical block that take_changes() has to tell
+
+  static constexpr int32_t kUnchanged = std::numeric_limits<int32_t>::max();
+};
+
+// From a logical block on, a row is elsewhere or longer than it was when last told.
+struct RowChange {
+  RowHandle row;
+  int32_t first_block;
+  RangeList blocks;  // from there to the row's end
 };
 
 class RowTable {
@@ -73,6 +84,27 @@ class RowTable {
     return const_cast<Row&>(static_cast<const RowTable*>(this)->at(handle));
   }
 
+  // The row's blocks from a logical index on are others than before. O(1).
+  void note_change(Row& row, int32_t first_block) {
+    if (row.changed_from == Row::kUnchanged) changed_.push_back(row.slot);
+    row.changed_from = std::min(row.changed_from, first_block);
+  }
+
+  // The changes of open rows since the last call, one a row. O(ranges of these).
+  std::vector<RowChange> take_changes() {
+    std::vector<RowChange> out;
+    for (const int32_t at : changed_) {
+      Row& row = rows_[static_cast<size_t>(at)];
+      // Closed rows have forgotten their change; a slot may be listed twice then.
+      const int32_t first = std::exchange(row.changed_from, Row::kUnchanged);
+      if (first == Row::kUnchanged) continue;
+      out.push_back({handle_of(static_cast<size_t>(at)), first,
+                     row.blocks.slice(first, row.blocks.num_blocks())});
+    }
+    changed_.clear();
+    return out;
+  }
+
   // By slot, closed ones included.
   size_t num_slots() const { return rows_.size(); }
   const Row& slot(size_t slot) const { return rows_[slot]; }
@@ -92,6 +124,7 @@ class RowTable {
  private:
   std::vector<Row> rows_;
   std::vector<int32_t> free_;
+  std::vector<int32_t> changed_;  // slots
   int32_t size_ = 0;
 };
 

@@ -11,6 +11,7 @@ state that is not there. Instead, unknown constructor arguments and unknown attr
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
@@ -24,6 +25,7 @@ from vllm_tagma.core_pool import follow_moves, new_pool
 from vllm_tagma.errors import InvariantError, UnsupportedError
 from vllm_tagma.events import EventLog
 from vllm_tagma.row import Row
+from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.served_arguments import require_served
 from vllm_tagma.stand_ins import BlockId, BlockPool, Coordinator, Group
 
@@ -105,6 +107,7 @@ class TagmaKVCacheManager:
             record_evictions=enable_kv_cache_events or metrics_collector is not None,
         )
         self._rows: dict[str, Row] = {}
+        self._request_of: dict[int, str] = {}  # row handle -> request id
         self._moved_rows: list[tuple[int, BlockRanges]] = []
         self._events = (
             EventLog(
@@ -259,6 +262,7 @@ class TagmaKVCacheManager:
                 return None
             handle, added = admitted
             row = self._rows[request.request_id] = Row(handle)
+            self._request_of[handle] = request.request_id
             row.held_blocks = row.published_blocks = len(hit)
         else:
             if len(hit):
@@ -305,6 +309,7 @@ class TagmaKVCacheManager:
         row = self._rows.pop(request.request_id, None)
         if row is None:
             return
+        del self._request_of[row.handle]
         self.pool.free(row.handle)
         self._observe_evictions()
 
@@ -401,6 +406,27 @@ class TagmaKVCacheManager:
             for request_id, row in self._rows.items()
             if row.handle in moved
         }
+
+    def take_row_updates(self, whole: Collection[str]) -> list[RowUpdate]:
+        """What changed in rows since the last call, for the workers.
+
+        Requests in ``whole`` get their whole rows (new, resumed and streamed ones, which the
+        workers do not know or know otherwise), all others the end that changed, if one did.
+        O(ranges of both).
+        """
+        updates: list[RowUpdate] = []
+        missing = set(whole)
+        for handle, group, first_block, ranges in self.pool.take_row_updates():
+            request_id = self._request_of[handle]
+            if first_block == 0:
+                missing.discard(request_id)
+            elif request_id in missing:
+                continue
+            updates.append(RowUpdate(request_id, group, first_block, ranges))
+        for request_id in missing:
+            for group, ranges in enumerate(self.get_blocks(request_id).blocks):
+                updates.append(RowUpdate(request_id, group, 0, ranges))
+        return updates
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
         """Mamba states for a connector: none."""
