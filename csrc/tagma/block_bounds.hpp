@@ -53,11 +53,15 @@ struct BlockBounds {
     }
   }
 
-  // A list that names a block twice would pass a look at its references and then free it twice.
-  // O(ranges log ranges).
+  // A list that names a block twice would pass a look at its references and then free it twice. The
+  // null block may stand in it as often as it likes. O(ranges log ranges).
   static void check_disjoint(const RangeList& blocks) {
     if (blocks.num_ranges() < 2) return;
-    std::vector<BlockRange> sorted = blocks.ranges();
+    std::vector<BlockRange> sorted;
+    sorted.reserve(blocks.ranges().size());
+    for (const BlockRange& range : blocks.ranges()) {
+      if (!range.is_null()) sorted.push_back(range);
+    }
     std::sort(sorted.begin(), sorted.end(),
               [](const BlockRange& a, const BlockRange& b) { return a.start < b.start; });
     for (size_t i = 1; i < sorted.size(); ++i) {

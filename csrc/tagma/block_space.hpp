@@ -69,24 +69,23 @@ class BlockSpace {
     if (kind_ == Kind::kAbsent) return;
     BlockId at = 0;  // what lies before is checked
     auto check_outside = [&](BlockId to) {
-      for (; at < to; ++at) require(!belongs(at), "lacks block", at);
+      for (; at < to; ++at) require(!belongs(at), kLaw, "a free space lacks block", at);
     };
     ranges_.visit_by_address([&](BlockRange range) {
       check_outside(range.start);
-      for (; at < range.end(); ++at) require(belongs(at), "should not hold block", at);
+      for (; at < range.end(); ++at)
+        require(belongs(at), kLaw, "a free space should not hold block", at);
     });
     check_outside(end);
     if (kind_ != Kind::kByAnyBlock) return;
     for (BlockId b = 0; b < end; ++b) {
-      require(outside_.contains(b) != belongs(b), "is marked wrongly at block", b);
+      require(outside_.contains(b) != belongs(b), kLaw, "a free space is marked wrongly at block",
+              b);
     }
   }
 
  private:
-  static void require(bool holds, const char* what, int64_t value) {
-    if (!holds)
-      throw InvariantError(message("law A6 (allocator): a free space ", what, " ", value));
-  }
+  static constexpr const char* kLaw = "A6 (allocator)";
 
   Kind kind_;
   HoleIndex ranges_;

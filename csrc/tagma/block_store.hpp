@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -14,44 +13,42 @@
 #include "tagma/kv_allocator.hpp"
 #include "tagma/move_log.hpp"
 #include "tagma/prefix_index.hpp"
+#include "tagma/step_state.hpp"
 
 namespace tagma {
 
 struct EvictedBlock {
   BlockId block;
+  int32_t group;
   std::vector<uint8_t> key;
 };
 
 class BlockStore {
  public:
-  // At most `copy_budget` blocks move in one step; 0 if none may.
-  BlockStore(const AllocatorOptions& options, std::unique_ptr<PlacementPolicy> policy,
-             uint64_t seed, bool record_evictions, int32_t copy_budget)
+  // Moves are counted in `step`, which must outlive the store.
+  BlockStore(const AllocatorOptions& options, int32_t num_groups, uint64_t seed,
+             bool record_evictions, StepState& step)
       : record_evictions_(record_evictions),
-        copy_budget_(copy_budget),
-        allocator_(options, std::move(policy)),
-        index_(options.num_blocks, seed),
-        moves_(copy_budget > 0 ? options.num_blocks : 0) {}
+        step_(step),
+        allocator_(options),
+        index_(options.num_blocks, seed, num_groups),
+        moves_(options.idle_can_move ? options.num_blocks : 0) {}
+
+  BlockStore(const BlockStore&) = delete;  // others refer to it
+  BlockStore& operator=(const BlockStore&) = delete;
 
   const KvAllocator& allocator() const { return allocator_; }
   KvAllocator& allocator() { return allocator_; }
   const PrefixIndex& index() const { return index_; }
   PrefixIndex& index() { return index_; }
-
-  void begin_step() { num_moved_in_step_ = 0; }
-  // Moves that this step may still make.
-  int32_t moves_left() const { return std::max(copy_budget_ - num_moved_in_step_, 0); }
-  // Of these, for moves that could be left undone: a quarter of the budget is kept for those
-  // without which a cached block would have to be evicted.
-  int32_t optional_moves_left() const {
-    return std::max(copy_budget_ - copy_budget_ / 4 - num_moved_in_step_, 0);
-  }
+  const StepState& step() const { return step_; }
 
   // Takes a block out of the cache, whoever references it. O(1).
   void withdraw(BlockId block) {
     if (record_evictions_) {
       const uint8_t* key = index_.key(block);
-      evicted_.push_back({block, std::vector<uint8_t>(key, key + index_.key_bytes())});
+      evicted_.push_back(
+          {block, index_.group(block), std::vector<uint8_t>(key, key + index_.key_bytes())});
     }
     index_.erase(block);
     allocator_.uncache(block);
@@ -73,14 +70,15 @@ class BlockStore {
   // the moves left, of which the caller needs `more_moves` itself, they are evicted as well. The
   // caller knows that enough blocks are free. O(window + evictions + moves).
   void occupy(BlockRange window, int32_t count, int32_t more_moves = 0) {
+    const FreeSpaces& free = allocator_.free_spaces();
     const bool can_move = allocator_.idle_can_move();
-    const int32_t budget = std::max(moves_left() - more_moves, 0);
+    const int32_t budget = std::max(step_.moves_left() - more_moves, 0);
     int32_t to_evict = can_move ? window.count - allocator_.holes().num_blocks() : window.count;
-    int32_t excess = allocator_.num_warm(window) - budget;
+    int32_t excess = free.num_warm(window) - budget;
     // Backwards: of a chain, the far end is worth least.
-    for (BlockId b = allocator_.used().previous_member(window.end() - 1);
+    for (BlockId b = free.used().previous_member(window.end() - 1);
          b >= window.start && (to_evict > 0 || excess > 0);
-         b = allocator_.used().previous_member(b - 1)) {
+         b = free.used().previous_member(b - 1)) {
       if (allocator_.is_cold(b) ? to_evict > 0 : excess > 0) {
         if (!allocator_.is_cold(b)) --excess;
         --to_evict;
@@ -89,31 +87,16 @@ class BlockStore {
     }
     evict_until(window.count);  // then the holes outside hold what must leave the window
     // Cold blocks that need not go cost a move as well.
-    int32_t over = allocator_.used().count(window) - budget;
+    int32_t over = free.used().count(window) - budget;
     for (BlockId b = window.end() - 1; over > 0; --b) {
-      b = allocator_.used().previous_member(b);
+      b = free.used().previous_member(b);
       evict(b);
       --over;
     }
-    const std::vector<BlockRange> idle = allocator_.used().runs(window);
-    allocator_.reserve(window);
-    for (const BlockRange& run : idle) move_idle(run);
-    allocator_.settle(window, count);
-  }
-
-  void move_idle(BlockRange run) {
-    while (run.count > 0) {
-      const BlockRange to = allocator_.choose_for_idle(run.count);
-      for (BlockId b = to.start; b < to.end(); ++b) {
-        if (allocator_.is_cached(b)) evict(b);
-      }
-      for (int32_t i = 0; i < to.count; ++i) {
-        allocator_.relocate_idle(run.start + i, to.start + i);
-        index_.move(run.start + i, to.start + i);
-        record_move(run.start + i, to.start + i);
-      }
-      run = {run.start + to.count, run.count - to.count};
-    }
+    const std::vector<BlockRange> idle = free.used().runs(window);
+    KvAllocator::Reservation reservation(allocator_, window);
+    for (const BlockRange& run : idle) move_idle(reservation, run);
+    reservation.settle(count);
   }
 
   // The live blocks `from`, referenced by one request, go to `to`, live as well and new. `from`
@@ -129,9 +112,7 @@ class BlockStore {
       record_move(b, to + i);
     }
     if (!were_idle) num_moved_live_ += from.count;
-    RangeList old;
-    old.append(from);
-    allocator_.release(old);
+    allocator_.release(RangeList(from));
     allocator_.set_headroom(to + from.count - 1, wish);
   }
 
@@ -164,16 +145,31 @@ class BlockStore {
   }
 
  private:
+  // Moves a run of idle blocks out of a reserved window; where cold blocks lie, they are evicted.
+  void move_idle(KvAllocator::Reservation& reservation, BlockRange run) {
+    while (run.count > 0) {
+      const BlockRange to = allocator_.free_spaces().choose_for_idle(run.count);
+      for (BlockId b = to.start; b < to.end(); ++b) {
+        if (allocator_.is_cached(b)) evict(b);
+      }
+      for (int32_t i = 0; i < to.count; ++i) {
+        reservation.relocate(run.start + i, to.start + i);
+        index_.move(run.start + i, to.start + i);
+        record_move(run.start + i, to.start + i);
+      }
+      run = run.behind(to.count);
+    }
+  }
+
   void record_move(BlockId from, BlockId to) {
-    ++num_moved_in_step_;
+    step_.count_move();
     ++num_moved_;
     moves_.record(from, to);
     if (record_evictions_) relocations_.push_back({from, to});
   }
 
   bool record_evictions_;
-  int32_t copy_budget_;
-  int32_t num_moved_in_step_ = 0;
+  StepState& step_;
   KvAllocator allocator_;
   PrefixIndex index_;
   MoveLog moves_;

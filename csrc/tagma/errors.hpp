@@ -5,6 +5,7 @@
 // bindings translate the three kinds once, at the boundary.
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -49,6 +50,12 @@ std::string message(const Parts&... parts) {
   std::string out;
   detail::append_all(out, parts...);
   return out;
+}
+
+// A law of docs/invariants.md, named with the part that checks it: "A6 (allocator)". Throws
+// InvariantError with the law and the number that broke it.
+inline void require(bool holds, const char* law, const char* what, int64_t value) {
+  if (!holds) throw InvariantError(message("law ", law, ": ", what, " ", value));
 }
 
 }  // namespace tagma

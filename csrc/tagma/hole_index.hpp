@@ -137,41 +137,44 @@ class HoleIndex {
     BlockId previous_end = 0;
     int32_t blocks_tagged = 0;  // less those that should be
     visit_by_address([&](BlockRange hole) {
-      require(hole.start > previous_end, "two holes touch or overlap at", hole.start);
-      require(hole.end() <= num_ids(), "a hole leaves the pool at", hole.start);
+      require(hole.start > previous_end, kLaw, "two holes touch or overlap at", hole.start);
+      require(hole.end() <= num_ids(), kLaw, "a hole leaves the pool at", hole.start);
       require(nodes_[tag_[hole.start]].hole == hole && ends_at(hole.end() - 1) == tag_[hole.start],
-              "the end tag is wrong for", hole.start);
+              kLaw, "the end tag is wrong for", hole.start);
       previous_end = hole.end();
       blocks += hole.count;
       ++holes;
       blocks_tagged -= hole.count == 1 ? 1 : 2;
     });
-    require(blocks == num_blocks_, "free blocks counted", blocks);
-    require(holes == num_holes_, "holes counted", holes);
+    require(blocks == num_blocks_, kLaw, "free blocks counted", blocks);
+    require(holes == num_holes_, kLaw, "holes counted", holes);
     for (const int32_t tag : tag_) blocks_tagged += tag != kNone ? 1 : 0;
-    require(blocks_tagged == 0, "tags that belong to no hole:", blocks_tagged);
+    require(blocks_tagged == 0, kLaw, "tags that belong to no hole:", blocks_tagged);
     int32_t listed = 0;
     for (int cls = 0; cls < kClasses; ++cls) {
-      require((heads_[cls] != kNone) == ((bitmap_[cls / 64] >> (cls % 64) & 1) != 0),
+      require((heads_[cls] != kNone) == ((bitmap_[cls / 64] >> (cls % 64) & 1) != 0), kLaw,
               "the bitmap is wrong for class", cls);
       int32_t previous = kNone;
       for (int32_t at = heads_[cls]; at != kNone; at = nodes_[at].next) {
         const BlockRange hole = nodes_[at].hole;
-        require(tag_[hole.start] == at && size_class(hole.count) == cls,
+        require(tag_[hole.start] == at && size_class(hole.count) == cls, kLaw,
                 "listed in the wrong class:", hole.start);
-        require(nodes_[at].previous == previous, "the list of its class is broken at", hole.start);
-        require(++listed <= num_holes_, "more listed than counted, at", hole.start);
+        require(nodes_[at].previous == previous, kLaw, "the list of its class is broken at",
+                hole.start);
+        require(++listed <= num_holes_, kLaw, "more listed than counted, at", hole.start);
         previous = at;
       }
     }
     int32_t unused = 0;
     for (int32_t at = unused_; at != kNone; at = nodes_[at].next) ++unused;
-    require(listed + unused + 1 == static_cast<int32_t>(nodes_.size()),
+    require(listed + unused + 1 == static_cast<int32_t>(nodes_.size()), kLaw,
             "nodes lost or doubled:", unused);
-    require(listed == num_holes_, "holes listed by class", listed);
+    require(listed == num_holes_, kLaw, "holes listed by class", listed);
   }
 
  private:
+  static constexpr const char* kLaw = "H (holes)";
+
   struct Node {
     BlockRange hole;
     int32_t next = 0;  // of its class, or the next unused node
@@ -244,10 +247,6 @@ class HoleIndex {
     nodes_[at].next = unused_;
     unused_ = at;
     --num_holes_;
-  }
-
-  static void require(bool holds, const char* what, int64_t value) {
-    if (!holds) throw InvariantError(message("law H (holes): ", what, " ", value));
   }
 
   // [block] node of the hole that starts here; minus the node of the hole, longer than one block,

@@ -3,105 +3,83 @@
 // Everything that vLLM's manager does per call happens here in one call: capacity check, adoption
 // of a prefix hit, eviction, placement, publication. A call that returns nothing or throws has
 // changed nothing that a request could notice.
+//
+// A request has a row in each KV-cache group, and all groups take blocks from the one pool. Where a
+// call takes arrays, they have one element for each group.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
-#include <memory>
 #include <utility>
 #include <vector>
 
 #include "tagma/block_range.hpp"
 #include "tagma/block_store.hpp"
 #include "tagma/compactor.hpp"
+#include "tagma/group_spec.hpp"
 #include "tagma/headroom.hpp"
+#include "tagma/pin_table.hpp"
+#include "tagma/pool_laws.hpp"
+#include "tagma/pool_options.hpp"
+#include "tagma/pool_views.hpp"
+#include "tagma/rollback.hpp"
+#include "tagma/row_extender.hpp"
 #include "tagma/row_table.hpp"
+#include "tagma/step_state.hpp"
 
 namespace tagma {
 
-struct PoolOptions {
-  int32_t num_blocks = 0;
-  int32_t alignment = 1;
-  int32_t max_ranges = 256;       // ranges that a range table row of the worker holds
-  bool record_evictions = false;  // keep evicted blocks for take_evicted(); for KV events, metrics
-  Compaction compaction = Compaction::kOff;
-  int32_t copy_budget = 0;  // blocks that may move in one step
-  int32_t slack = 0;        // idle blocks, from the oldest, that may be evicted out of turn
-  uint64_t seed = 1;
-};
-
-// What a request needs, in blocks counted from its first position.
-struct Demand {
-  int32_t blocks = 0;     // to hold after this call
-  int32_t gate = 0;       // to be able to hold for the whole prompt; 0 = no gate
-  int32_t watermark = 0;  // free blocks that admission must leave
-  int32_t reserved = 0;   // free blocks promised to others
-  int32_t prompt = 0;     // of the whole prompt: placed as one range even when it comes in chunks
-  int32_t limit = 0;      // that the request can ever need; bounds its headroom
-};
-
-struct RowRanges {
-  int64_t total = 0;    // over all open rows
-  int32_t longest = 0;  // of one row
-  int32_t single = 0;   // rows in one range
-};
-
-struct PartCount {
-  int32_t live = 0;
-  int32_t idle = 0;
-};
-
 class KvPool {
  public:
-  explicit KvPool(const PoolOptions& options, std::unique_ptr<PlacementPolicy> policy = nullptr)
-      : max_ranges_(checked_cap(options.max_ranges)),
-        store_(allocator_options(options), std::move(policy), options.seed,
-               options.record_evictions,
-               options.compaction == Compaction::kOff ? 0 : options.copy_budget),
-        compactor_(store_, rows_, options.compaction, options.max_ranges) {}
+  // Throws UsageError for options that make no sense.
+  explicit KvPool(const PoolOptions& options)
+      : groups_(checked_groups(options.groups)),
+        step_(options.moves_in_step()),
+        store_(allocator_options(options), num_groups(), options.seed, options.record_evictions,
+               step_),
+        rows_(num_groups(),
+              options.compaction == Compaction::kLive && options.moves() ? options.num_blocks : 0),
+        compactor_(store_, rows_, pins_, options.compaction, options.policy, options.max_ranges),
+        extender_(store_, rows_, compactor_, options.max_ranges),
+        headroom_(groups_.size(), HeadroomEstimator(options.policy.headroom_percent)) {}
+
+  KvPool(const KvPool&) = delete;  // its parts refer to each other
+  KvPool& operator=(const KvPool&) = delete;
 
   // --- steps ------------------------------------------------------------------------------------
 
   // A scheduler step begins: until end_scheduling(), a row that is freed was preempted.
-  void begin_step() {
-    ++step_;
-    scheduling_ = true;
-    store_.begin_step();
-  }
-  void end_scheduling() { scheduling_ = false; }
+  void begin_step() { step_.begin(); }
+  void end_scheduling() { step_.end_scheduling(); }
 
   // Fixes the length of this pool's block hashes; see PrefixIndex.
   void set_key_bytes(size_t bytes) { store_.index().set_key_bytes(bytes); }
 
   // --- prefix cache -----------------------------------------------------------------------------
 
-  // The longest published prefix of at most `max_blocks` blocks; key_at(i) gives the i-th block's
-  // key. No side effect: recency is refreshed when a hit is adopted. A prefix in so many ranges
-  // that the rest of the row might not fit under the cap is cut short. O(blocks hit).
+  // What the cache has of at most `max_blocks` blocks, by the kind of the group; key_at(i) gives
+  // the i-th block's key. No side effect: recency is refreshed when a hit is adopted. A hit in so
+  // many ranges that the rest of the row might not fit under the cap is cut short. O(blocks hit),
+  // for windows and states O(max_blocks).
   template <typename KeyAt>
-  RangeList lookup(KeyAt&& key_at, int32_t max_blocks) const {
-    RangeList hit;
-    if (store_.index().size() == 0) return hit;
-    BlockId previous = kNullBlock;
-    for (int32_t i = 0; i < max_blocks; ++i) {
-      const BlockId block = store_.index().find_behind(previous, key_at(i));
-      if (block == kNullBlock) break;
-      const bool joins = !hit.empty() && block == previous + 1;
-      if (!joins && hit.num_ranges() == max_hit_ranges()) break;
-      hit.append({block, 1});
-      previous = block;
+  RangeList lookup(int32_t group, KeyAt&& key_at, int32_t max_blocks) const {
+    const GroupSpec& spec = spec_of(group);
+    if (store_.index().size() == 0) return {};
+    const int32_t cap = extender_.max_hit_ranges();
+    if (spec.kind == GroupKind::kPrefix) {
+      return longest_prefix(store_.index(), group, max_blocks, cap, key_at);
     }
-    return hit;
+    return rightmost_window(store_.index(), group, max_blocks, spec.window_blocks,
+                            spec.align_blocks, cap, key_at);
   }
 
-  // Publishes the row's blocks up to `blocks` under their keys (key_at() is called twice for each).
-  // Publishing less than is published
-  // already is a no-op. Returns the number of blocks published before. Throws UsageError if the row
-  // is shorter or the alignment is not 1. O(blocks published).
+  // Publishes the row's blocks up to `blocks` under their keys (key_at() is called twice for each);
+  // null blocks have none. Publishing less than is published already is a no-op. Returns the number
+  // of blocks published before. Throws UsageError if the row is shorter or the alignment is not 1.
+  // O(blocks published).
   template <typename KeyAt>
-  int32_t publish(RowHandle handle, int32_t blocks, KeyAt&& key_at) {
-    Row& row = rows_.at(handle);
+  int32_t publish(RowHandle handle, int32_t group, int32_t blocks, KeyAt&& key_at) {
+    Row& row = rows_.at(handle, group);
     const int32_t before = row.num_published;
     if (blocks <= before) return before;
     if (blocks > row.blocks.num_blocks()) {
@@ -112,16 +90,23 @@ class KvPool {
       throw UsageError(
           message("publish in a pool with alignment ", store_.allocator().alignment()));
     }
-    if (row.published_step != step_) {
-      row.published_step = step_;
+    if (row.published_step != step_.number()) {
+      row.published_step = step_.number();
       row.published_before_step = before;
     }
     const RangeList fresh = row.blocks.slice(before, blocks);
     int32_t i = before;
     for (const BlockRange& range : fresh.ranges()) {
+      if (range.is_null()) {
+        i += range.count;
+        row.num_published = i;
+        continue;
+      }
       for (BlockId b = range.start; b < range.end(); ++b, ++i) {
-        if (i + kPrefetchAhead < blocks) store_.index().prefetch(key_at(i + kPrefetchAhead));
-        store_.index().insert(b, key_at(i));
+        if (i + kPrefetchAhead < blocks) {
+          store_.index().prefetch(group, key_at(i + kPrefetchAhead));
+        }
+        store_.index().insert(b, group, key_at(i));
         store_.allocator().cache(b);
         row.num_published = i + 1;
       }
@@ -138,7 +123,7 @@ class KvPool {
     }
   }
 
-  // Empties the cache, if no request holds a block; else returns false and changes nothing.
+  // Empties the cache, if no request or pin holds a block; else returns false and changes nothing.
   // O(num_blocks).
   bool reset() {
     if (store_.allocator().num_live() > 0) return false;
@@ -151,356 +136,342 @@ class KvPool {
 
   // --- rows -------------------------------------------------------------------------------------
 
-  // Opens a row that begins with a prefix hit (counted as published) and appends new blocks to
-  // `added`. Returns 0, and leaves the pool as it was, if too few blocks are free, or (last
-  // resort) if the row would exceed the range cap whatever is evicted. Throws UsageError on a
-  // stale hit or a malformed demand.
-  RowHandle admit(const RangeList& hit, const Demand& demand, RangeList& added) {
-    check_demand(demand);
-    check_hit(hit);
-    const int32_t idle_hits = store_.allocator().count_idle(hit);
-    if (!fits(hit.num_blocks(), idle_hits, demand)) return 0;
-    Row row;
-    store_.allocator().acquire(hit);
-    row.blocks = hit;
-    row.num_published = hit.num_blocks();
-    row.num_prompt = std::max(demand.prompt, demand.blocks);
-    row.num_expected = expected_blocks(row.num_prompt, demand);
-    if (!extend(row, demand.blocks, added)) {
-      store_.allocator().release(row.blocks);  // the hit, wherever it is by now
-      return 0;
+  // Opens a request's rows, each of which begins with a prefix hit (counted as published), and
+  // appends their new blocks to `added`. Returns 0, and leaves the pool as it was, if too few
+  // blocks are free for all groups together, or (last resort) if a row would exceed the range cap
+  // whatever is evicted. Throws UsageError on a stale hit or a malformed need.
+  RowHandle admit(const RangeList* hits, const Need* needs, const Spare& spare, RangeList* added) {
+    check_needs(needs, spare);
+    int32_t idle_hits = 0;
+    Lack lack;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      check_hit(hits[g]);
+      idle_hits += store_.allocator().count_idle(hits[g]);
+      lack.add(std::max(hits[g].num_blocks(), needs[g].skip), needs[g]);
     }
-    row.grown_step = step_;
-    const RowHandle handle = rows_.open(std::move(row));
-    rows_.note_change(rows_.at(handle), 0);
+    if (!fits(lack, idle_hits, spare)) return 0;
+    const RowHandle handle = rows_.open();
+    Rollback close([&] {
+      for (size_t g = 0; g < groups_.size(); ++g) {
+        store_.allocator().release(row_at(handle, g).blocks);  // the hit, wherever it is by now
+        added[g].clear();
+      }
+      rows_.close(handle);
+    });
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      Row& row = row_at(handle, g);
+      store_.allocator().acquire(hits[g]);
+      rows_.append(row, hits[g]);
+      row.num_published = hits[g].num_blocks();
+      const int32_t nulls = std::min(needs[g].skip, needs[g].blocks) - hits[g].num_blocks();
+      if (nulls > 0) rows_.append(row, RangeList({kNullBlock, nulls}));
+      row.num_prompt = std::max(needs[g].prompt, needs[g].blocks);
+      row.num_expected = expected_blocks(g, row.num_prompt, needs[g]);
+      row.grown_step = step_.number();
+    }
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      if (!extender_.extend(row_at(handle, g), true, needs[g].blocks, added[g])) return 0;
+    }
+    close.keep();
     return handle;
   }
 
-  // Gives a row the blocks it lacks and appends them to `added`; never takes any away. Returns
-  // false, and leaves the row as it was, for the reasons admit() returns 0. O(1) when the last
-  // range grows in place.
-  bool grow(RowHandle handle, const Demand& demand, RangeList& added) {
-    check_demand(demand);
-    Row& row = rows_.at(handle);
-    const int32_t held = row.blocks.num_blocks();
-    if (!fits(held, 0, demand)) return false;
-    if (demand.blocks <= held) return true;
-    if (row.num_expected < demand.blocks) {  // outgrew its estimate: hope for as much again
-      row.num_expected = expected_blocks(demand.blocks, demand);
+  // Gives a request's rows the blocks they lack and appends them to `added`; never takes any away.
+  // Returns false, and leaves the rows as they were, for the reasons admit() returns 0. O(1) for
+  // each group whose last range grows in place.
+  bool grow(RowHandle handle, const Need* needs, const Spare& spare, RangeList* added) {
+    check_needs(needs, spare);
+    Lack lack;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      lack.add(row_at(handle, g).blocks.num_blocks(), needs[g]);
     }
-    if (!extend(row, demand.blocks, added)) return false;
-    rows_.note_change(row, held);
-    row.grown_step = step_;
+    if (!fits(lack, 0, spare)) return false;
+    if (lack.now == 0) return true;
+    size_t grown = 0;  // groups
+    Rollback shrink([&] {
+      for (size_t g = 0; g < grown; ++g) {
+        Row& row = row_at(handle, g);
+        store_.allocator().release(added[g]);
+        rows_.truncate(row, row.blocks.num_blocks() - added[g].num_blocks());
+        added[g].clear();
+      }
+    });
+    for (; grown < groups_.size(); ++grown) {
+      Row& row = row_at(handle, grown);
+      const Need& need = needs[grown];
+      if (need.blocks <= row.blocks.num_blocks()) continue;
+      if (row.num_expected < need.blocks) {  // outgrew its estimate: hope for as much again
+        row.num_expected = expected_blocks(grown, need.blocks, need);
+      }
+      if (!extender_.extend(row, false, need.blocks, added[grown])) return false;
+      row.grown_step = step_.number();
+    }
+    shrink.keep();
     return true;
   }
 
-  // Closes a row. During scheduling the request was preempted: what it published in this very step
-  // will never be written, so it is withdrawn first (stock vLLM leaves it hittable: #57580).
-  void free(RowHandle handle) {
-    Row& row = rows_.at(handle);
-    if (scheduling_) {
-      if (row.published_step == step_) {
-        const RangeList unwritten = row.blocks.slice(row.published_before_step, row.num_published);
-        for (const BlockRange& range : unwritten.ranges()) {
-          for (BlockId b = range.start; b < range.end(); ++b) {
-            if (store_.allocator().is_cached(b)) store_.withdraw(b);
-          }
-        }
-      }
-    } else {
-      // A row aborted inside its prompt has not grown at all.
-      headroom_.observe(std::max(row.blocks.num_blocks() - row.num_prompt, 0));
+  // One group's admit() and grow().
+  RowHandle admit(const RangeList& hit, const Demand& demand, RangeList& added) {
+    check_one_group();
+    return admit(&hit, &demand, demand, &added);
+  }
+  bool grow(RowHandle handle, const Demand& demand, RangeList& added) {
+    check_one_group();
+    return grow(handle, &demand, demand, &added);
+  }
+
+  // The leading `blocks` of a row have no content any more (they fell out of a window): they become
+  // null, and the references that the row had to them are dropped. Throws UsageError if the row is
+  // shorter. O(blocks that it held).
+  void skip(RowHandle handle, int32_t group, int32_t blocks) {
+    Row& row = rows_.at(handle, group);
+    if (blocks < 0 || blocks > row.blocks.num_blocks()) {
+      throw UsageError(message("skip ", blocks, " blocks of a row of ", row.blocks.num_blocks()));
     }
-    store_.allocator().release(row.blocks);
+    const RangeList gone = row.blocks.slice(row.blocks.num_leading_nulls(), blocks);
+    if (gone.empty()) return;
+    if (blocks == row.blocks.num_blocks()) {
+      store_.allocator().release(gone);
+    } else {
+      store_.allocator().unreference(gone);
+    }
+    rows_.skip(row, blocks);
+  }
+
+  // Closes a request's rows. During scheduling it was preempted: what it published in this very
+  // step will never be written, so it is withdrawn first (stock vLLM leaves it hittable: #57580).
+  void free(RowHandle handle) {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      Row& row = row_at(handle, g);
+      if (!step_.scheduling()) {
+        // A row aborted inside its prompt has not grown at all.
+        headroom_[g].observe(std::max(row.blocks.num_blocks() - row.num_prompt, 0));
+      } else if (row.published_step == step_.number()) {
+        withdraw(row.blocks.slice(row.published_before_step, row.num_published));
+      }
+      store_.allocator().release(row.blocks);
+    }
     rows_.close(handle);
   }
 
-  // The row's blocks stay where they are for the rest of the step: it is on its way to the worker.
-  // Rows that are admitted or grow are held without this.
-  void hold(RowHandle handle) { rows_.at(handle).grown_step = step_; }
+  // The rows' blocks stay where they are for the rest of the step: they are on their way to the
+  // worker. Rows that are admitted or grow are held without this.
+  void hold(RowHandle handle) {
+    for (size_t g = 0; g < groups_.size(); ++g) row_at(handle, g).grown_step = step_.number();
+  }
 
-  const RangeList& row_blocks(RowHandle handle) const { return rows_.at(handle).blocks; }
-  int32_t num_published(RowHandle handle) const { return rows_.at(handle).num_published; }
+  const RangeList& row_blocks(RowHandle handle, int32_t group = 0) const {
+    return rows_.at(handle, group).blocks;
+  }
+  int32_t num_published(RowHandle handle, int32_t group = 0) const {
+    return rows_.at(handle, group).num_published;
+  }
+
+  // What the workers must know of rows that were admitted, grew or moved since the last call.
+  std::vector<RowChange> take_row_changes() { return rows_.take_changes(); }
+
+  // --- pins -------------------------------------------------------------------------------------
+
+  // Pins the logical blocks [first, last) of a row where they are now: until unpin() they are
+  // neither moved nor evicted nor handed out, whoever frees them. Null blocks are left out. Pins
+  // count: a block is free of them when the last is gone. Copies that are owed when a pin is made
+  // come before whatever it is made for. Throws UsageError if the row is shorter. O(blocks).
+  PinHandle pin(RowHandle handle, int32_t group, int32_t first, int32_t last) {
+    const RangeList& blocks = rows_.at(handle, group).blocks;
+    if (first < 0 || last < first || last > blocks.num_blocks()) {
+      throw UsageError(
+          message("pin the blocks [", first, ", ", last, ") of a row of ", blocks.num_blocks()));
+    }
+    return pin(blocks.slice(first, last));
+  }
+
+  // Pins live or idle blocks, by the same rules. Throws UsageError, and changes nothing, if one is
+  // free or named twice. O(blocks).
+  PinHandle pin(const RangeList& blocks) {
+    RangeList held;
+    for (const BlockRange& range : blocks.ranges()) {
+      if (!range.is_null()) held.append(range);
+    }
+    store_.allocator().acquire(held);
+    return pins_.add(std::move(held));
+  }
+
+  // Throws UsageError if the pin is not held. O(blocks).
+  void unpin(PinHandle pin) {
+    store_.allocator().unreference(pins_.at(pin));
+    pins_.remove(pin);
+  }
+
+  const PinTable& pins() const { return pins_; }
 
   // --- moves ------------------------------------------------------------------------------------
 
   // Block copies that the worker must make before it writes anything in this step; see MoveLog.
   std::vector<BlockCopy> take_copies() { return store_.take_copies(); }
 
-  // Rows of which the worker knows blocks that moved since the last call.
-  std::vector<RowMove> take_row_moves() { return compactor_.take_row_moves(); }
-
-  // What the workers must know of rows that were admitted, grew or moved since the last call.
-  std::vector<RowChange> take_row_changes() { return rows_.take_changes(); }
-
   // All moves since the last call, in order, if record_evictions is on.
   std::vector<BlockCopy> take_relocations() { return store_.take_relocations(); }
 
   // Moves the logical blocks [first, last) of a row elsewhere, as live compaction would; false, and
-  // nothing has changed, if they are shared or not one range, the row grew in this step, no moves
-  // are left, or no room has as many blocks. O(blocks).
-  bool relocate(RowHandle handle, int32_t first, int32_t last) {
-    return compactor_.relocate(rows_.at(handle), first, last, step_);
+  // nothing has changed, if they are shared, pinned, null or not one range, the row grew in this
+  // step, no moves are left, or no room has as many blocks. O(blocks).
+  bool relocate(RowHandle handle, int32_t first, int32_t last, int32_t group = 0) {
+    return compactor_.relocate(rows_.at(handle, group), first, last);
   }
 
   // --- counters ---------------------------------------------------------------------------------
 
   const KvAllocator& allocator() const { return store_.allocator(); }
   const PrefixIndex& index() const { return store_.index(); }
-  int32_t num_rows() const { return rows_.size(); }
-  int32_t max_ranges() const { return max_ranges_; }
-  int32_t headroom_blocks() const { return headroom_.blocks(); }
+  int32_t num_groups() const { return static_cast<int32_t>(groups_.size()); }
+  int32_t num_rows() const { return rows_.size(); }  // requests
+  int32_t max_ranges() const { return extender_.max_ranges(); }
+  int32_t headroom_blocks(int32_t group = 0) const {
+    spec_of(group);
+    return headroom_[static_cast<size_t>(group)].blocks();
+  }
   int64_t num_evictions() const { return store_.num_evictions(); }
   // Blocks moved, in all and of these live ones.
   int64_t num_moved() const { return store_.num_moved(); }
   int64_t num_moved_live() const { return store_.num_moved_live(); }
   // Times that blocks beyond the least recently used were evicted to stay under the range cap.
-  int64_t num_cap_evictions() const { return num_cap_evictions_; }
+  int64_t num_cap_evictions() const { return extender_.num_cap_evictions(); }
   // Times that admit() or grow() gave up because of the cap although enough blocks were free.
-  int64_t num_cap_refusals() const { return num_cap_refusals_; }
+  int64_t num_cap_refusals() const { return extender_.num_cap_refusals(); }
 
   bool can_move() const { return store_.allocator().idle_can_move(); }
-  bool is_published_as(BlockId block, const uint8_t* key) const {
-    return store_.index().has_key(block, key);
+  bool is_published_as(BlockId block, int32_t group, const uint8_t* key) const {
+    return store_.index().has_key(block, group, key);
   }
 
-  // Ranges of the open rows. O(rows).
-  RowRanges row_ranges() const {
-    RowRanges out;
-    for (size_t slot = 0; slot < rows_.num_slots(); ++slot) {
-      const Row& row = rows_.slot(slot);
-      if (!row.open) continue;
-      out.total += row.blocks.num_ranges();
-      out.longest = std::max(out.longest, row.blocks.num_ranges());
-      out.single += row.blocks.num_ranges() == 1 ? 1 : 0;
-    }
-    return out;
-  }
+  // Ranges of the open rows; runs of null blocks are none. O(ranges).
+  RowRanges row_ranges() const { return count_row_ranges(rows_); }
 
   // Live and idle blocks in each `n`-th of the pool, by address. Throws UsageError if n < 1.
   // O(num_blocks).
-  std::vector<PartCount> parts(int32_t n) const {
-    if (n < 1) throw UsageError(message("parts=", n, " is below 1"));
-    std::vector<PartCount> out(static_cast<size_t>(n));
-    const KvAllocator& allocator = store_.allocator();
-    const int64_t blocks = allocator.num_blocks();
-    const BlockId end = allocator.alignment() + allocator.capacity();
-    BlockId b = allocator.alignment();
-    for (int32_t i = 0; i < n; ++i) {  // part i holds the b with b * n / blocks == i
-      const auto stop = static_cast<BlockId>((int64_t{i} * blocks + blocks + n - 1) / n);
-      PartCount& part = out[static_cast<size_t>(i)];
-      for (; b < std::min(stop, end); ++b) {
-        const bool live = allocator.request_refs(b) > 0;
-        part.live += live ? 1 : 0;
-        part.idle += !live && allocator.is_cached(b) ? 1 : 0;
-      }
-    }
-    return out;
-  }
+  std::vector<PartCount> parts(int32_t n) const { return count_parts(store_.allocator(), n); }
 
   // Bytes of the pool and the index; rows add 8 bytes a range.
   size_t memory_bytes() const { return store_.memory_bytes() + rows_.memory_bytes(); }
 
-  // Laws R1 to R5, and those of the parts. Throws InvariantError. O(num_blocks + blocks in rows).
-  void check_invariants() const {
-    store_.allocator().check_invariants();
-    store_.index().check_invariants();
-    std::vector<int32_t> refs(static_cast<size_t>(store_.allocator().num_blocks()), 0);
-    std::vector<int32_t> seen(refs.size(), -1);
-    std::vector<uint8_t> ends_row(refs.size(), 0);
-    int32_t open = 0;
-    for (size_t slot = 0; slot < rows_.num_slots(); ++slot) {
-      const Row& row = rows_.slot(slot);
-      open += row.open ? 1 : 0;
-      require(row.open || row.blocks.empty(), "R1", "a closed row holds blocks: slot", slot);
-      require(row.num_published <= row.blocks.num_blocks(), "R4", "more published than held: slot",
-              slot);
-      require(row.blocks.num_ranges() <= max_ranges_, "R3", "over the range cap: slot", slot);
-      if (row.open && !row.blocks.empty()) ends_row[static_cast<size_t>(row.blocks.tail())] = 1;
-      BlockId previous_end = kNullBlock;
-      for (const BlockRange& range : row.blocks.ranges()) {
-        require(range.start != previous_end, "R3", "a range that could be merged: slot", slot);
-        previous_end = range.end();
-        for (BlockId b = range.start; b < range.end(); ++b) {
-          require(seen[b] != static_cast<int32_t>(slot), "R1", "a row holds a block twice:", b);
-          seen[b] = static_cast<int32_t>(slot);
-          ++refs[b];
-        }
-      }
-    }
-    require(open == rows_.size(), "R1", "open rows counted", open);
-    for (BlockId b = 0; b < store_.allocator().num_blocks(); ++b) {
-      const bool inside = b >= store_.allocator().alignment() &&
-                          b < store_.allocator().alignment() + store_.allocator().capacity();
-      if (!inside) {
-        require(refs[b] == 0, "R2", "a row holds a block outside the pool:", b);
-        continue;
-      }
-      require(store_.allocator().headroom_behind(b) == 0 || ends_row[static_cast<size_t>(b)] != 0,
-              "R5", "a wish for room behind a block that ends no row:", b);
-      require(refs[b] == store_.allocator().request_refs(b), "R2",
-              "rows and references disagree on block", b);
-      require(store_.allocator().is_cached(b) == store_.index().contains(b), "R2",
-              "cache and prefix index disagree on block", b);
-    }
-  }
+  // Throws InvariantError. O(num_blocks + blocks in rows).
+  void check_invariants() const { check_pool_laws(store_, rows_, pins_, max_ranges()); }
 
  private:
   // An insertion takes about a tenth of a trip to memory.
   static constexpr int32_t kPrefetchAhead = 12;
 
-  static AllocatorOptions allocator_options(const PoolOptions& options) {
-    if (options.copy_budget < 0 || options.slack < 0) {
-      throw UsageError(message("copy_budget=", options.copy_budget, ", slack=", options.slack,
-                               ": neither can be negative"));
+  // Blocks that the rows of a request lack, over all groups. Sums are taken in 64 bits.
+  struct Lack {
+    int64_t now = 0;
+    int64_t gate = 0;
+    bool gated = false;
+
+    void add(int32_t held, const Need& need) {
+      now += std::max(need.blocks - held, 0);
+      gate += std::max(need.gate - held, 0);
+      gated |= need.gate > 0;
     }
+  };
+
+  static AllocatorOptions allocator_options(const PoolOptions& options) {
     AllocatorOptions out;
     out.num_blocks = options.num_blocks;
     out.alignment = options.alignment;
-    out.slack = options.slack;
-    out.idle_can_move = options.compaction != Compaction::kOff && options.copy_budget > 0;
+    out.policy = options.policy;
+    out.idle_can_move = options.moves();
     return out;
   }
 
-  static int32_t checked_cap(int32_t max_ranges) {
-    if (max_ranges < 1) throw UsageError(message("max_ranges=", max_ranges, " is below 1"));
-    return max_ranges;
+  static const std::vector<GroupSpec>& checked_groups(const std::vector<GroupSpec>& groups) {
+    if (groups.empty()) throw UsageError("a pool without groups");
+    for (const GroupSpec& group : groups) group.check();
+    return groups;
   }
 
-  // With a hit of this many ranges, and nothing else live, the rest always fits: h live ranges
-  // leave at most h + 1 gaps, and h + (h + 1) <= max_ranges. So a request alone makes progress.
-  int32_t max_hit_ranges() const { return (max_ranges_ - 1) / 2; }
-
-  // Everything a demand says is a count of blocks. Sums of them are taken in 64 bits.
-  void check_demand(const Demand& demand) const {
-    for (const int32_t value : {demand.blocks, demand.gate, demand.watermark, demand.reserved,
-                                demand.prompt, demand.limit}) {
-      if (value < 0) throw UsageError(message("a demand of ", value, " blocks is negative"));
+  const GroupSpec& spec_of(int32_t group) const {
+    if (group < 0 || group >= num_groups()) {
+      throw UsageError(message("group ", group, " is outside [0, ", num_groups(), ")"));
     }
-    if (demand.blocks % store_.allocator().alignment() != 0) {
-      throw UsageError(message("a demand of ", demand.blocks,
-                               " blocks is not a multiple of the alignment ",
-                               store_.allocator().alignment()));
+    return groups_[static_cast<size_t>(group)];
+  }
+  void check_one_group() const {
+    if (num_groups() != 1) throw UsageError(message("one need for ", num_groups(), " groups"));
+  }
+
+  Row& row_at(RowHandle handle, size_t group) {
+    return rows_.at(handle, static_cast<int32_t>(group));
+  }
+
+  // Everything a need says is a count of blocks.
+  void check_needs(const Need* needs, const Spare& spare) const {
+    const auto check = [](int32_t value) {
+      if (value < 0) throw UsageError(message("a demand of ", value, " blocks is negative"));
+    };
+    check(spare.watermark);
+    check(spare.reserved);
+    const int32_t alignment = store_.allocator().alignment();
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const Need& need = needs[g];
+      check(need.blocks);
+      check(need.gate);
+      check(need.prompt);
+      check(need.limit);
+      check(need.skip);
+      if (need.blocks % alignment != 0) {
+        throw UsageError(message("a demand of ", need.blocks,
+                                 " blocks is not a multiple of the alignment ", alignment));
+      }
     }
   }
 
   // A hit that was evicted meanwhile must not be adopted: its blocks may be somebody else's by now.
   void check_hit(const RangeList& hit) const {
-    if (hit.num_ranges() > max_ranges_) {
+    if (hit.num_ranges() > max_ranges()) {
       throw UsageError(
-          message("a hit of ", hit.num_ranges(), " ranges, above the cap of ", max_ranges_));
+          message("a hit of ", hit.num_ranges(), " ranges, above the cap of ", max_ranges()));
     }
     for (const BlockRange& range : hit.ranges()) {
+      if (range.is_null()) continue;
       for (BlockId b = range.start; b < range.end(); ++b) {
         if (!store_.allocator().is_cached(b)) {
           throw UsageError(message("block ", b, " is not cached: a stale prefix hit"));
         }
       }
     }
+    BlockBounds::check_disjoint(hit);
   }
 
-  int32_t expected_blocks(int32_t known, const Demand& demand) const {
-    const int64_t hoped = int64_t{known} + headroom_.blocks();
-    const int64_t limit = std::max(demand.limit, demand.blocks);
+  int32_t expected_blocks(size_t group, int32_t known, const Need& need) const {
+    const int64_t hoped = int64_t{known} + headroom_[group].blocks();
+    const int64_t limit = std::max(need.limit, need.blocks);
     return static_cast<int32_t>(std::min({hoped, limit, int64_t{store_.allocator().capacity()}}));
   }
 
-  bool fits(int32_t held, int32_t idle_hits, const Demand& demand) const {
-    const int64_t taken = int64_t{idle_hits} + demand.watermark;
+  bool fits(const Lack& lack, int32_t idle_hits, const Spare& spare) const {
+    const int64_t taken = int64_t{idle_hits} + spare.watermark;
     const int64_t free = store_.allocator().num_free();
-    if (demand.gate > 0 && std::max(demand.gate - held, 0) + taken > free) return false;
-    return std::max(demand.blocks - held, 0) + taken <= free - demand.reserved;
+    if (lack.gated && lack.gate + taken > free) return false;
+    return lack.now + taken <= free - spare.reserved;
   }
 
-  // Evicts, places and appends what the row lacks to hold `blocks`; false if the cap forbids it.
-  //
-  // A row of r ranges, alone in the pool, leaves at most r stretches beside the one behind its
-  // tail. So with r <= max_ranges / 2 everything can still be placed under the cap. From there on a
-  // new range takes whole stretches, which never adds to the sum of the two: a request alone
-  // reaches the size of the pool, in whatever chunks it comes.
-  bool extend(Row& row, int32_t blocks, RangeList& added) {
-    const int32_t lacking = blocks - row.blocks.num_blocks();
-    if (lacking <= 0) return true;
-    const int32_t certain = std::max(row.num_prompt - blocks, 0);
-    const int32_t headroom = std::max(row.num_expected - blocks, certain);
-    RangeList placed;
-    compactor_.place(row, lacking, certain, headroom, step_, placed);
-    if (ranges_after(row, placed) > std::max(max_ranges_ / 2, row.blocks.num_ranges())) {
-      store_.allocator().release(placed);
-      placed.clear();
-      const int32_t spare = evict_for_cap(row, lacking);
-      if (spare < 0) {
-        ++num_cap_refusals_;
-        return false;
-      }
-      // With the spare blocks as headroom the last stretch is taken from its start, unless a wish
-      // for room stands in front of it: wishes yield to the cap as well.
-      store_.allocator().forget_headroom();
-      store_.allocator().allocate(lacking, spare, row.blocks.tail(), placed);
-      if (ranges_after(row, placed) > max_ranges_) {  // a policy that places worse than it could
-        store_.allocator().release(placed);
-        ++num_cap_refusals_;
-        return false;
+  void withdraw(const RangeList& blocks) {
+    for (const BlockRange& range : blocks.ranges()) {
+      if (range.is_null()) continue;
+      for (BlockId b = range.start; b < range.end(); ++b) {
+        if (store_.allocator().is_cached(b)) store_.withdraw(b);
       }
     }
-    row.blocks.append(placed);
-    added.append(placed);
-    return true;
   }
 
-  static int32_t ranges_after(const Row& row, const RangeList& placed) {
-    const bool merges =
-        !row.blocks.empty() && row.blocks.tail() + 1 == placed.ranges().front().start;
-    return row.blocks.num_ranges() + placed.num_ranges() - (merges ? 1 : 0);
-  }
-
-  // Turns the longest stretches without live blocks into holes until `lacking` blocks fit in as few
-  // ranges as the row has left, and returns how many blocks more these stretches hold; -1 if they
-  // do not suffice. Recency yields to the cap here, and only here. O(num_blocks).
-  int32_t evict_for_cap(const Row& row, int32_t lacking) {
-    std::vector<BlockRange> stretches = store_.allocator().unreferenced();
-    std::sort(stretches.begin(), stretches.end(), [](const BlockRange& a, const BlockRange& b) {
-      return a.count != b.count ? a.count > b.count : a.start < b.start;
-    });
-    // A stretch right behind the tail costs no range; it is tried first.
-    const BlockId behind = row.blocks.tail() + 1;
-    int32_t left = max_ranges_ - row.blocks.num_ranges();
-    for (size_t i = 0; !row.blocks.empty() && i < stretches.size(); ++i) {
-      if (stretches[i].start != behind) continue;
-      std::rotate(stretches.begin(), stretches.begin() + static_cast<std::ptrdiff_t>(i),
-                  stretches.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-      ++left;
-      break;
-    }
-    int32_t covered = 0;
-    size_t taken = 0;
-    while (taken < stretches.size() && static_cast<int32_t>(taken) < left && covered < lacking) {
-      covered += stretches[taken++].count;
-    }
-    if (covered < lacking) return -1;
-    const int64_t before = store_.num_evictions();
-    for (size_t i = 0; i < taken; ++i) {
-      for (BlockId b = stretches[i].start; b < stretches[i].end(); ++b) {
-        if (store_.allocator().is_cached(b)) store_.evict(b);
-      }
-    }
-    if (store_.num_evictions() > before) ++num_cap_evictions_;
-    return covered - lacking;
-  }
-
-  static void require(bool holds, const char* law, const char* what, int64_t value) {
-    if (!holds) throw InvariantError(message("law ", law, " (pool): ", what, " ", value));
-  }
-
-  int32_t max_ranges_;
+  std::vector<GroupSpec> groups_;
+  StepState step_;
   BlockStore store_;
   RowTable rows_;
+  PinTable pins_;
   Compactor compactor_;
-  HeadroomEstimator headroom_;
-  int64_t step_ = 0;
-  bool scheduling_ = false;
-  int64_t num_cap_evictions_ = 0;
-  int64_t num_cap_refusals_ = 0;
+  RowExtender extender_;
+  std::vector<HeadroomEstimator> headroom_;  // [group]
 };
 
 }  // namespace tagma

@@ -82,25 +82,27 @@ class LruOrder {
     int32_t listed = 0;
     BlockId previous = kNullBlock;
     for (BlockId b = oldest(); b != kNullBlock; b = next_[b]) {
-      require(is_idle(b), "holds a block that is not idle:", b);
-      require(prev_[b] == previous, "is broken at", b);
-      require((cold_[b] != 0) == (listed < num_cold_), "has a cold block behind a warm one:", b);
-      require(listed != num_cold_ || first_warm_ == b, "does not know its first warm block:", b);
-      require(++listed <= idle, "is a cycle at", b);
+      require(is_idle(b), kLaw, "the LRU order holds a block that is not idle:", b);
+      require(prev_[b] == previous, kLaw, "the LRU order is broken at", b);
+      require((cold_[b] != 0) == (listed < num_cold_), kLaw,
+              "the LRU order has a cold block behind a warm one:", b);
+      require(listed != num_cold_ || first_warm_ == b, kLaw,
+              "the LRU order does not know its first warm block:", b);
+      require(++listed <= idle, kLaw, "the LRU order is a cycle at", b);
       previous = b;
     }
-    require(prev_[kNullBlock] == previous, "does not know its newest block", previous);
-    require(listed == idle && size_ == idle, "holds a wrong number of blocks:", listed);
-    require(cold == num_cold_ && cold == (slack_ < idle ? slack_ : idle),
-            "has a wrong number of cold blocks:", cold);
-    require(num_cold_ < size_ || first_warm_ == kNullBlock, "has a stale warm block", first_warm_);
+    require(prev_[kNullBlock] == previous, kLaw, "the LRU order does not know its newest block",
+            previous);
+    require(listed == idle && size_ == idle, kLaw,
+            "the LRU order holds a wrong number of blocks:", listed);
+    require(cold == num_cold_ && cold == (slack_ < idle ? slack_ : idle), kLaw,
+            "the LRU order has a wrong number of cold blocks:", cold);
+    require(num_cold_ < size_ || first_warm_ == kNullBlock, kLaw,
+            "the LRU order has a stale warm block", first_warm_);
   }
 
  private:
-  static void require(bool holds, const char* what, int64_t value) {
-    if (!holds)
-      throw InvariantError(message("law A3 (allocator): the LRU order ", what, " ", value));
-  }
+  static constexpr const char* kLaw = "A3 (allocator)";
 
   void link(BlockId block, BlockId before, BlockId after) {
     prev_[block] = before;

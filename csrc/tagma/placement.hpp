@@ -1,7 +1,7 @@
-// Where new blocks go: the policy seam and the policy in use.
+// Where new blocks go.
 //
-// A policy only chooses; it changes nothing. It sees the free space and, for each block, how many
-// blocks its owner hopes to grow into behind it (the headroom). Headroom is a wish, not a
+// A placement only chooses; it changes nothing. It sees the free space and, for each block, how
+// many blocks its owner hopes to grow into behind it (the headroom). Headroom is a wish, not a
 // reservation: the blocks stay free, count as free, and are taken when nothing else fits.
 #pragma once
 
@@ -26,7 +26,7 @@ struct Placement {
   BlockRange range;     // inside it, at most `count` blocks
 };
 
-// What a policy chooses from: holes, or rooms whose idle blocks must be moved away first.
+// What is chosen from: holes, or rooms whose idle blocks must be moved away first.
 struct Choices {
   const HoleIndex& spaces;
   const std::vector<int32_t>& headroom;  // [block] growth hoped for behind it
@@ -36,26 +36,16 @@ struct Choices {
   int32_t evictable;        // cold blocks that are to be evicted anyway
 };
 
-class PlacementPolicy {
- public:
-  virtual ~PlacementPolicy() = default;
-
-  // Called until all blocks are placed. At least one space exists.
-  virtual Placement place(const Choices& free, const PlacementRequest& request) const = 0;
-
-  // A place for all blocks with their headroom that leaves others' alone, or of count 0.
-  virtual Placement place_politely(const Choices& free, const PlacementRequest& request) const = 0;
-
-  // Where to put (some of) `count` idle blocks that make room for others.
-  virtual Placement place_idle(const Choices& free, int32_t count) const = 0;
-};
-
 // Grow in place; else among the best-fitting spaces that leave everybody's headroom alone the one
 // with the fewest blocks to move; else the best fit at the far end of somebody's headroom; else the
 // largest space, whole.
-class BestFitPlacement final : public PlacementPolicy {
+class BestFitPlacement {
  public:
-  Placement place(const Choices& free, const PlacementRequest& request) const override {
+  // Looks at `candidates` spaces before it gives up politeness.
+  explicit BestFitPlacement(int32_t candidates) : candidates_(candidates) {}
+
+  // (A part of) the blocks; to be called until all are placed. At least one space exists.
+  Placement place(const Choices& free, const PlacementRequest& request) const {
     if (request.tail != kNullBlock) {
       const BlockRange behind = free.spaces.hole_at(request.tail + 1);
       if (behind.count > 0) {
@@ -72,19 +62,18 @@ class BestFitPlacement final : public PlacementPolicy {
     return {largest.start, {largest.start, std::min(request.count, largest.count)}};
   }
 
-  Placement place_politely(const Choices& free, const PlacementRequest& request) const override {
+  // A place for all blocks with their headroom that leaves others' alone, or of count 0.
+  Placement place_politely(const Choices& free, const PlacementRequest& request) const {
     return behind_headroom(free, request.count + request.headroom, request.count);
   }
 
-  Placement place_idle(const Choices& free, int32_t count) const override {
+  // Where to put (some of) `count` idle blocks that make room for others.
+  Placement place_idle(const Choices& free, int32_t count) const {
     // Idle blocks do not grow: a hole that fits exactly is theirs, and the far end of any other.
     return at_the_end(free, count);
   }
 
  private:
-  // Candidates looked at before giving up politeness; bounds the cost of a placement.
-  static constexpr int kCandidates = 16;
-
   static Placement at_the_end(const Choices& free, int32_t count) {
     const BlockRange fit = free.spaces.best_fit(count);
     if (fit.count > 0) return {fit.start, {fit.end() - count, count}};
@@ -93,7 +82,7 @@ class BestFitPlacement final : public PlacementPolicy {
   }
 
   // The space that is shortest after the headroom in front of it is left free, of `room` or more.
-  static Placement behind_headroom(const Choices& free, int32_t room, int32_t count) {
+  Placement behind_headroom(const Choices& free, int32_t room, int32_t count) const {
     if (free.used == nullptr) {  // nothing to weigh but the length
       const BlockRange fit = free.spaces.best_fit(room);
       if (fit.count == 0) return {0, {0, 0}};
@@ -103,7 +92,7 @@ class BestFitPlacement final : public PlacementPolicy {
     }
     Placement best{0, {0, 0}};
     int64_t best_score = 0;
-    int candidates = 0;
+    int32_t seen = 0;
     free.spaces.visit_at_least(room, [&](BlockRange space, bool) {
       const int32_t wish = free.headroom[static_cast<size_t>(space.start) - 1];
       const int32_t gap = (wish + free.alignment - 1) / free.alignment * free.alignment;
@@ -122,11 +111,13 @@ class BestFitPlacement final : public PlacementPolicy {
           best_score = score;
         }
       }
-      return ++candidates < kCandidates &&
+      return ++seen < candidates_ &&
              (best.range.count == 0 || best_score != (free.used == nullptr ? room : 0));
     });
     return best;
   }
+
+  int32_t candidates_;
 };
 
 }  // namespace tagma

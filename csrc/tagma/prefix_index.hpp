@@ -1,4 +1,4 @@
-// Prefix index: block hash -> cached block.
+// Prefix index: (KV-cache group, block hash) -> cached block.
 //
 // vLLM's block hash covers the whole prefix (it is chained), so equal hashes mean equal prefixes,
 // salt, LoRA and multimodal inputs included. Keys are compared in full; nothing is truncated.
@@ -7,7 +7,8 @@
 // vLLM none is dropped, and a look-up returns the one published first.
 //
 // Open addressing with linear probing and backward-shift deletion (Knuth, TAOCP vol. 3, 6.4
-// algorithm R): 4 bytes a slot, keys stored per block, no allocation after construction.
+// algorithm R): 4 bytes a slot, keys stored per block, no allocation after construction but one if
+// the keys turn out not to be SHA-256.
 #pragma once
 
 #include <algorithm>
@@ -21,12 +22,16 @@ namespace tagma {
 
 class PrefixIndex {
  public:
-  static constexpr size_t kMaxKeyBytes = 32;  // SHA-256; vLLM's other hashes are shorter
+  static constexpr size_t kMaxKeyBytes = 64;
+  static constexpr size_t kUsualKeyBytes = 32;  // SHA-256, vLLM's default
+  static constexpr int32_t kMaxGroups = 256;
 
-  // `seed` makes the slot order unpredictable, so that prompts cannot be chosen to collide.
-  PrefixIndex(int32_t num_blocks, uint64_t seed)
+  // `seed` makes the slot order unpredictable, so that prompts cannot be chosen to collide. Throws
+  // UsageError for a number of groups outside 1 to 256.
+  PrefixIndex(int32_t num_blocks, uint64_t seed, int32_t num_groups = 1)
       : seed_(seed | 1),
-        keys_(static_cast<size_t>(num_blocks) * kMaxKeyBytes, 0),
+        keys_(static_cast<size_t>(num_blocks) * kUsualKeyBytes, 0),
+        group_of_(checked_groups(num_groups) > 1 ? static_cast<size_t>(num_blocks) : 0, 0),
         next_same_(static_cast<size_t>(num_blocks), kNullBlock),
         prev_same_(static_cast<size_t>(num_blocks), kNullBlock) {
     size_t slots = 16;
@@ -42,41 +47,48 @@ class PrefixIndex {
                                key_bytes_ == 0 ? kMaxKeyBytes : key_bytes_,
                                key_bytes_ == 0 ? " at most" : ""));
     }
+    if (bytes != kUsualKeyBytes) {
+      std::vector<uint8_t> keys(prev_same_.size() * bytes, 0);
+      keys_.swap(keys);
+    }
     key_bytes_ = bytes;
   }
 
-  // The block published first under this key, or the null block. Expected O(1).
-  BlockId find(const uint8_t* key) const {
+  // The block published first under this key in this group, or the null block. Expected O(1).
+  BlockId find(int32_t group, const uint8_t* key) const {
     if (size_ == 0) return kNullBlock;
-    for (size_t slot = home(key);; slot = next(slot)) {
+    for (size_t slot = home(group, key);; slot = next(slot)) {
       const BlockId block = slots_[slot];
-      if (block == kNullBlock || equal(block, key)) return block;
+      if (block == kNullBlock || equal(block, group, key)) return block;
     }
   }
 
   // find(), asking the block behind `previous` first: in a pool of ranges it nearly always is the
   // answer, and costs one comparison and no probe.
-  BlockId find_behind(BlockId previous, const uint8_t* key) const {
+  BlockId find_behind(int32_t group, BlockId previous, const uint8_t* key) const {
     const size_t guess = static_cast<size_t>(previous) + 1;
     if (previous != kNullBlock && guess < prev_same_.size() &&
-        is_first(static_cast<BlockId>(guess)) && equal(static_cast<BlockId>(guess), key)) {
+        is_first(static_cast<BlockId>(guess)) && equal(static_cast<BlockId>(guess), group, key)) {
       return static_cast<BlockId>(guess);
     }
-    return find(key);
+    return find(group, key);
   }
 
   // Brings the slot where a look-up of this key begins nearer to the processor. Slots are visited
   // at random, so a caller that knows its next keys hides most of the wait for memory.
-  void prefetch(const uint8_t* key) const { __builtin_prefetch(&slots_[home(key)]); }
+  void prefetch(int32_t group, const uint8_t* key) const {
+    __builtin_prefetch(&slots_[home(group, key)]);
+  }
 
-  // Publishes a block under a key. Throws UsageError if it carries one already or the key length
-  // is not known yet. Expected O(1).
-  void insert(BlockId block, const uint8_t* key) {
+  // Publishes a block under a key in a group. Throws UsageError if it carries one already or the
+  // key length is not known yet. Expected O(1).
+  void insert(BlockId block, int32_t group, const uint8_t* key) {
     if (key_bytes_ == 0) throw UsageError("publish before set_key_bytes()");
     if (contains(block)) throw UsageError(message("block ", block, " is published already"));
-    copy(&keys_[static_cast<size_t>(block) * kMaxKeyBytes], key);
-    size_t slot = home(key);
-    while (slots_[slot] != kNullBlock && !equal(slots_[slot], key)) slot = next(slot);
+    copy(key_at(block), key);
+    if (!group_of_.empty()) group_of_[block] = static_cast<uint8_t>(group);
+    size_t slot = home(group, key);
+    while (slots_[slot] != kNullBlock && !equal(slots_[slot], group, key)) slot = next(slot);
     const BlockId head = slots_[slot];
     if (head == kNullBlock) {
       slots_[slot] = block;
@@ -126,7 +138,8 @@ class PrefixIndex {
     const BlockId head = slots_[slot];
     const BlockId before = prev_same_[from];
     const BlockId after = next_same_[from];
-    std::memcpy(&keys_[static_cast<size_t>(to) * kMaxKeyBytes], key(from), kMaxKeyBytes);
+    copy(key_at(to), key(from));
+    if (!group_of_.empty()) group_of_[to] = group_of_[from];
     next_same_[to] = after;
     prev_same_[to] = before == from ? to : before;
     if (head == from) {
@@ -153,19 +166,21 @@ class PrefixIndex {
   }
 
   bool contains(BlockId block) const { return prev_same_[block] != kNullBlock; }
-  bool has_key(BlockId block, const uint8_t* key) const {
-    return contains(block) && equal(block, key);
+  bool has_key(BlockId block, int32_t group, const uint8_t* key) const {
+    return contains(block) && equal(block, group, key);
   }
+  // The group of a published block.
+  int32_t group(BlockId block) const { return group_of_.empty() ? 0 : group_of_[block]; }
   // The key of a published block, key_bytes() long.
   const uint8_t* key(BlockId block) const {
-    return &keys_[static_cast<size_t>(block) * kMaxKeyBytes];
+    return &keys_[static_cast<size_t>(block) * key_bytes_];
   }
   size_t key_bytes() const { return key_bytes_; }
   int32_t size() const { return size_; }          // published blocks
   int32_t num_keys() const { return num_keys_; }  // distinct keys
 
   size_t memory_bytes() const {
-    return keys_.capacity() +
+    return keys_.capacity() + group_of_.capacity() +
            (slots_.capacity() + next_same_.capacity() + prev_same_.capacity()) * sizeof(BlockId);
   }
 
@@ -177,50 +192,64 @@ class PrefixIndex {
     for (const BlockId head : slots_) {
       if (head == kNullBlock) continue;
       ++keys;
-      require(is_first(head), "a slot names a block that is not the first of its key:", head);
-      require(find(key(head)) == head, "unreachable from its key: block", head);
+      require(is_first(head), kLaw, "a slot names a block that is not the first of its key:", head);
+      require(find(group(head), key(head)) == head, kLaw, "unreachable from its key: block", head);
       BlockId before = prev_same_[head];
       for (BlockId b = head; b != kNullBlock; b = next_same_[b]) {
-        require(equal(b, key(head)), "two keys in one list at block", b);
-        require(prev_same_[b] == before, "a list broken at block", b);
+        require(equal(b, group(head), key(head)), kLaw, "two keys in one list at block", b);
+        require(prev_same_[b] == before, kLaw, "a list broken at block", b);
         before = b;
-        require(++blocks <= size_, "a cycle or a stray block at", b);
+        require(++blocks <= size_, kLaw, "a cycle or a stray block at", b);
       }
-      require(prev_same_[head] == before, "the last block is not known to", head);
+      require(prev_same_[head] == before, kLaw, "the last block is not known to", head);
     }
     int32_t published = 0;
     for (const BlockId b : prev_same_) published += b != kNullBlock ? 1 : 0;
-    require(blocks == size_ && published == size_, "published blocks counted", published);
-    require(keys == num_keys_, "keys counted", keys);
+    require(blocks == size_ && published == size_, kLaw, "published blocks counted", published);
+    require(keys == num_keys_, kLaw, "keys counted", keys);
   }
 
  private:
+  static constexpr const char* kLaw = "P (prefix index)";
+
   bool is_first(BlockId block) const {
     const BlockId before = prev_same_[block];
     return before != kNullBlock && next_same_[before] == kNullBlock;
   }
 
+  static int32_t checked_groups(int32_t num_groups) {
+    if (num_groups < 1 || num_groups > kMaxGroups) {
+      throw UsageError(message("groups=", num_groups, " is outside 1 to ", kMaxGroups));
+    }
+    return num_groups;
+  }
+
+  uint8_t* key_at(BlockId block) { return &keys_[static_cast<size_t>(block) * key_bytes_]; }
+
   // Of the default hash the length is known here, and a few instructions replace a library call.
-  bool equal(BlockId block, const uint8_t* other) const {
-    if (key_bytes_ == kMaxKeyBytes) return std::memcmp(key(block), other, kMaxKeyBytes) == 0;
+  bool equal(BlockId block, int32_t of_group, const uint8_t* other) const {
+    if (!group_of_.empty() && group_of_[block] != of_group) return false;
+    if (key_bytes_ == kUsualKeyBytes) return std::memcmp(key(block), other, kUsualKeyBytes) == 0;
     return std::memcmp(key(block), other, key_bytes_) == 0;
   }
 
   void copy(uint8_t* to, const uint8_t* from) const {
-    if (key_bytes_ == kMaxKeyBytes) {
-      std::memcpy(to, from, kMaxKeyBytes);
+    if (key_bytes_ == kUsualKeyBytes) {
+      std::memcpy(to, from, kUsualKeyBytes);
     } else {
       std::memcpy(to, from, key_bytes_);
     }
   }
 
-  size_t home(const uint8_t* key) const {
+  size_t home(int32_t group, const uint8_t* key) const {
     uint64_t word = 0;
     if (key_bytes_ >= sizeof(word)) {
       std::memcpy(&word, key, sizeof(word));
     } else {
       std::memcpy(&word, key, key_bytes_);
     }
+    // One hash stands for the same prefix in every group: without the group all would collide.
+    word += static_cast<uint64_t>(group) * 0xD1B54A32D192ED03u;
     word = (word ^ seed_) * 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
     return static_cast<size_t>(word >> 32) & (slots_.size() - 1);
   }
@@ -228,15 +257,15 @@ class PrefixIndex {
   size_t next(size_t slot) const { return (slot + 1) & (slots_.size() - 1); }
 
   size_t slot_of(BlockId block) const {
-    size_t slot = home(key(block));
-    while (!equal(slots_[slot], key(block))) slot = next(slot);
+    size_t slot = home(group(block), key(block));
+    while (!equal(slots_[slot], group(block), key(block))) slot = next(slot);
     return slot;
   }
 
   // Closes the gap so that no later entry of the cluster becomes unreachable.
   void remove_slot(size_t gap) {
     for (size_t at = next(gap); slots_[at] != kNullBlock; at = next(at)) {
-      const size_t from = home(key(slots_[at]));
+      const size_t from = home(group(slots_[at]), key(slots_[at]));
       // Movable unless its home lies cyclically in (gap, at].
       if (((at - from) & (slots_.size() - 1)) >= ((at - gap) & (slots_.size() - 1))) {
         slots_[gap] = slots_[at];
@@ -246,13 +275,10 @@ class PrefixIndex {
     slots_[gap] = kNullBlock;
   }
 
-  static void require(bool holds, const char* what, int64_t value) {
-    if (!holds) throw InvariantError(message("law P (prefix index): ", what, " ", value));
-  }
-
   uint64_t seed_;
   size_t key_bytes_ = 0;
-  std::vector<uint8_t> keys_;       // [block][kMaxKeyBytes]
+  std::vector<uint8_t> keys_;       // [block][key_bytes_]
+  std::vector<uint8_t> group_of_;   // [block]; empty if there is one group
   std::vector<BlockId> slots_;      // first block of a key, or the null block
   std::vector<BlockId> next_same_;  // [block] the next published under the same key
   std::vector<BlockId>

@@ -82,7 +82,7 @@ class Stepped {
     PoolOptions out = options_of(num_blocks);
     out.compaction = mode;
     out.copy_budget = budget;
-    out.slack = slack;
+    out.policy.slack = slack;
     return out;
   }
 
@@ -324,11 +324,11 @@ void a_range_that_moves_twice_is_told_once() {
   CHECK(pool.pair.relocate(row, 0, 5) && pool.pair.relocate(row, 0, 5));
   CHECK(pool.pair.relocate(gone, 0, 5));
   pool.pair.free(gone);  // preempted: nobody needs to know where it went
-  const auto moves = pool.pair.pool.take_row_moves();
-  CHECK(moves.size() == 1 && moves[0].row == pool.pair.rows[row].handle);
-  CHECK(moves[0].blocks.ranges() == pool.ranges(row));
-  pool.pair.worker.move_row(moves[0]);
-  CHECK(pool.pair.pool.take_row_moves().empty());
+  const auto changes = pool.pair.pool.take_row_changes();
+  CHECK(changes.size() == 1 && changes[0].row == pool.pair.rows[row].handle);
+  CHECK(changes[0].first_block == 0 && changes[0].blocks.ranges() == pool.ranges(row));
+  pool.pair.worker.update(changes[0]);
+  CHECK(pool.pair.pool.take_row_changes().empty());
 }
 
 // Moving a part of a range adds ranges: never beyond the cap.
@@ -359,11 +359,11 @@ void refuses_what_makes_no_sense() {
     options.copy_budget = -1;
     CHECK_THROWS(KvPool{options}, UsageError);
     options.copy_budget = 0;
-    options.slack = -1;
+    options.policy.slack = -1;
     CHECK_THROWS(KvPool{options}, UsageError);
-    options.slack = 1;
+    options.policy.slack = 1;
     if (alignment > 1) CHECK_THROWS(KvPool{options}, UsageError);
-    options.slack = 0;
+    options.policy.slack = 0;
     options.compaction = Compaction::kIdle;
     options.copy_budget = 1;
     if (alignment > 1) CHECK_THROWS(KvPool{options}, UsageError);

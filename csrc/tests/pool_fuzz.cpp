@@ -102,10 +102,11 @@ class Episode {
     if (chance(10)) options.num_blocks = 1000 + below(2000);
     options.compaction = static_cast<tagma::Compaction>(below(3));
     const int32_t slacks[] = {0, 0, 1, 2, 5, 20, options.num_blocks};
-    options.slack = slacks[below(7)];
+    options.policy.slack = slacks[below(7)];
     const int32_t budgets[] = {0, 1, 2, 5, 20, 20, kUnlimited, kUnlimited};
     options.copy_budget = budgets[below(8)];
-    if (options.slack > 0 || options.compaction != tagma::Compaction::kOff) options.alignment = 1;
+    if (options.policy.slack > 0 || options.compaction != tagma::Compaction::kOff)
+      options.alignment = 1;
     return options;
   }
 
@@ -284,14 +285,15 @@ class Episode {
     for (const RowHandle bad : {RowHandle{0}, RowHandle{-1}, stale_row_, RowHandle{1} << 40}) {
       CHECK_THROWS(pair_.pool.free(bad), UsageError);
       CHECK_THROWS(pair_.pool.grow(bad, {}, added), UsageError);
-      CHECK_THROWS(pair_.pool.publish(bad, 1, keys), UsageError);
+      CHECK_THROWS(pair_.pool.publish(bad, 0, 1, keys), UsageError);
     }
     Demand negative;
     negative.reserved = -1;
     CHECK_THROWS(pair_.pool.admit({}, negative, added), UsageError);
     if (!pair_.rows.empty()) {
       const PoolPair::Row& row = pair_.rows[any_row()];
-      CHECK_THROWS(pair_.pool.publish(row.handle, row.blocks.num_blocks() + 1, keys), UsageError);
+      CHECK_THROWS(pair_.pool.publish(row.handle, 0, row.blocks.num_blocks() + 1, keys),
+                   UsageError);
       CHECK_THROWS(pair_.pool.grow(row.handle, negative, added), UsageError);
     }
     CHECK_THROWS(pair_.pool.evict({options_.alignment, 0}), UsageError);

@@ -60,9 +60,8 @@ class PoolPair {
     CHECK(moved <= budget());
     CHECK(static_cast<int64_t>(copies.size()) <= moved);
     worker.copy(copies);
-    for (const tagma::RowMove& move : pool.take_row_moves()) worker.move_row(move);
-    CHECK(pool.take_row_moves().empty() && pool.take_copies().empty());
-    worker.append_new_blocks();
+    for (const tagma::RowChange& change : pool.take_row_changes()) worker.update(change);
+    CHECK(pool.take_row_changes().empty() && pool.take_copies().empty());
     for (const Row& row : rows) {
       worker.check_row(row.handle, row.blocks);
       worker.write(row.handle, row.published, random, [&](int32_t i) { return content(row, i); });
@@ -89,7 +88,7 @@ class PoolPair {
 
   tagma::RangeList lookup(const Keys& keys, int32_t max_blocks) {
     const tagma::RangeList hit =
-        pool.lookup([&](int32_t i) { return book_[keys[static_cast<size_t>(i)]]; }, max_blocks);
+        pool.lookup(0, [&](int32_t i) { return book_[keys[static_cast<size_t>(i)]]; }, max_blocks);
     tagma::RangeList expected;
     for (int32_t i = 0; i < max_blocks; ++i) {
       const std::vector<tagma::BlockId>& found = of_key(keys[static_cast<size_t>(i)]);
@@ -123,7 +122,7 @@ class PoolPair {
       return -1;
     }
     row.grown_step = step_;
-    worker.admit(handle, row.blocks, row.published);
+    worker.admit(handle, row.published);
     rows.push_back(row);
     return static_cast<int>(rows.size()) - 1;
   }
@@ -140,10 +139,7 @@ class PoolPair {
       return false;
     }
     if (!settle(row, demand.blocks, added, given)) return false;
-    if (!added.empty()) {
-      row.grown_step = step_;
-      worker.grow(row.handle, added);
-    }
+    if (!added.empty()) row.grown_step = step_;
     return true;
   }
 
@@ -166,7 +162,7 @@ class PoolPair {
   void publish(size_t index, int32_t upto) {
     Row& row = rows[index];
     const int32_t before = pool.publish(
-        row.handle, upto, [&](int32_t i) { return book_[(*row.keys)[static_cast<size_t>(i)]]; });
+        row.handle, 0, upto, [&](int32_t i) { return book_[(*row.keys)[static_cast<size_t>(i)]]; });
     CHECK(before == row.published);
     if (upto <= before) return;
     if (row.published_step != step_) {
@@ -220,7 +216,7 @@ class PoolPair {
   // O(num_blocks).
   void compare() {
     pool.check_invariants();
-    blocks.compare(pool.allocator(), options_.slack);
+    blocks.compare(pool.allocator(), options_.policy.slack);
     CHECK(pool.num_rows() == static_cast<int32_t>(rows.size()));
     for (const Row& row : rows) {
       CHECK(pool.row_blocks(row.handle).ranges() == row.blocks.ranges());
@@ -230,7 +226,7 @@ class PoolPair {
     for (int key = 0; key < book_.size(); ++key) {
       const std::vector<tagma::BlockId>& list = of_key(key);
       keys += list.empty() ? 0 : 1;
-      CHECK(pool.index().find(book_[key]) == (list.empty() ? tagma::kNullBlock : list.front()));
+      CHECK(pool.index().find(0, book_[key]) == (list.empty() ? tagma::kNullBlock : list.front()));
     }
     CHECK(pool.index().num_keys() == keys);
     CHECK(pool.index().size() == blocks.num_cached());
@@ -254,7 +250,7 @@ class PoolPair {
 
   // Everything is predicted: nothing moves, and eviction has no choice.
   bool is_strict() const {
-    return options_.slack == 0 &&
+    return options_.policy.slack == 0 &&
            (options_.compaction == tagma::Compaction::kOff || options_.copy_budget == 0);
   }
 
@@ -349,7 +345,7 @@ class PoolPair {
     const int64_t evicted = pool.num_evictions() - evictions_;
     if (!for_cap) {
       CHECK(evicted >= std::max(lacking - in_holes, 0) || !given);
-      CHECK(evicted <= std::max(lacking - in_holes, 0) + in_rows + options_.slack ||
+      CHECK(evicted <= std::max(lacking - in_holes, 0) + in_rows + options_.policy.slack ||
             budget() < kPlenty);
     }
     if (!given) {
@@ -415,9 +411,9 @@ class PoolPair {
   void check_turn(tagma::BlockId block) {
     const auto at = std::find(blocks.lru().begin(), blocks.lru().end(), block);
     const int64_t turn = at - blocks.lru().begin();
-    latest_turn = std::max(latest_turn, turn - std::max(options_.slack, 1) + 1);
+    latest_turn = std::max(latest_turn, turn - std::max(options_.policy.slack, 1) + 1);
     if (options_.compaction == tagma::Compaction::kOff || budget() >= kPlenty) {
-      CHECK(turn < std::max(options_.slack, 1));
+      CHECK(turn < std::max(options_.policy.slack, 1));
     }
   }
 

@@ -131,7 +131,7 @@ class Soak {
                      : options.mode == "idle" ? Compaction::kIdle
                                               : Compaction::kLive;
     out.copy_budget = options.budget;
-    out.slack = options.slack >= 0 ? options.slack : options.blocks / 200;
+    out.policy.slack = options.slack >= 0 ? options.slack : options.blocks / 200;
     out.seed = options.seed;
     return out;
   }
@@ -178,8 +178,9 @@ class Soak {
     const int64_t moved_now = pool_.num_moved() - moved;
     CHECK(moved_now <= (options_.mode == "off" ? 0 : options_.budget));
     CHECK(static_cast<int64_t>(pool_.take_copies().size()) <= moved_now);
-    for (const tagma::RowMove& move : pool_.take_row_moves()) {
-      CHECK(move.blocks.num_blocks() <= pool_.row_blocks(move.row).num_blocks());
+    for (const tagma::RowChange& change : pool_.take_row_changes()) {
+      CHECK(change.first_block + change.blocks.num_blocks() ==
+            pool_.row_blocks(change.row).num_blocks());
     }
     now().moved += moved_now;
     now().moved_live += pool_.num_moved_live() - moved_live;
@@ -217,7 +218,7 @@ class Soak {
     const Waiting& waiting = waiting_.front();
     const SoakRequest& request = waiting.request;
     const int32_t known = request.prompt + waiting.output_before;
-    const RangeList hit = pool_.lookup(KeyAt{request}, known - 1);
+    const RangeList hit = pool_.lookup(0, KeyAt{request}, known - 1);
     Running running{request, 0, 0, known, hit.num_blocks()};
     const int32_t chunk = std::min(known - hit.num_blocks(), budget);
     Demand needed = demand(request, hit.num_blocks() + chunk);
@@ -257,7 +258,7 @@ class Soak {
   };
 
   void compute(Running& running, int32_t blocks) {
-    pool_.publish(running.row, blocks, KeyAt{running.request});
+    pool_.publish(running.row, 0, blocks, KeyAt{running.request});
     running.computed = blocks;
     if (blocks == running.target) ++running.target;
   }

@@ -265,7 +265,7 @@ void aligned_pools_keep_the_contract_and_cache_nothing() {
   CHECK(pair.admit(keys, {}, demand_of(8)) == 0);
   CHECK_THROWS(pair.pool.grow(pair.rows[0].handle, demand_of(9), added), UsageError);
   const auto key_at = [](int32_t i) { return book()[i]; };
-  CHECK_THROWS(pair.pool.publish(pair.rows[0].handle, 4, key_at), UsageError);
+  CHECK_THROWS(pair.pool.publish(pair.rows[0].handle, 0, 4, key_at), UsageError);
   CHECK(pair.pool.index().size() == 0);
   pair.compare();
   CHECK(pair.grow(0, demand_of(20)));

@@ -17,11 +17,11 @@ using tagma::RowHandle;
 using tagma::RowTable;
 using tagma::UsageError;
 
-Row row_of(int32_t start) {
-  Row row;
-  row.blocks.append({start, 2});
-  row.num_prompt = start;
-  return row;
+RowHandle open_row(RowTable& table, int32_t start) {
+  const RowHandle handle = table.open();
+  table.append(table.at(handle), tagma::RangeList({start, 2}));
+  table.at(handle).num_prompt = start;
+  return handle;
 }
 
 void random_rows_agree_with_a_map() {
@@ -33,7 +33,7 @@ void random_rows_agree_with_a_map() {
     const bool filling = step / 300 % 2 == 0;
     if (open.empty() || random() % 4 < (filling ? 3U : 1U)) {
       const auto start = static_cast<int32_t>(1 + random() % 100000);
-      const RowHandle handle = table.open(row_of(start));
+      const RowHandle handle = open_row(table, start);
       CHECK(handle > 0);
       CHECK(open.emplace(handle, start).second);
     } else {
@@ -54,7 +54,7 @@ void random_rows_agree_with_a_map() {
       ++seen;
       const RowHandle handle = table.handle_of(slot);
       CHECK(open.count(handle) == 1 && table.is_open(handle));
-      CHECK(table.at(handle).slot == static_cast<int32_t>(slot));
+      CHECK(table.slot_of(table.at(handle)) == slot);
       CHECK(table.at(handle).num_prompt == open.at(handle));
       CHECK(table.at(handle).blocks.at(1) == open.at(handle) + 1);
     }
@@ -70,7 +70,7 @@ void random_rows_agree_with_a_map() {
 
 void forged_handles_are_refused() {
   RowTable table;
-  const RowHandle handle = table.open(row_of(7));
+  const RowHandle handle = open_row(table, 7);
   for (int bit = 0; bit < 64; ++bit) {
     const auto forged = static_cast<RowHandle>(static_cast<uint64_t>(handle) ^ uint64_t{1} << bit);
     CHECK(!table.is_open(forged));
@@ -86,14 +86,15 @@ void forged_handles_are_refused() {
 // A row that opens in a used slot inherits nothing but the next generation.
 void a_used_slot_begins_afresh() {
   RowTable table;
-  const RowHandle first = table.open(row_of(7));
-  table.at(first).moved = true;
+  const RowHandle first = open_row(table, 7);
+  table.at(first).num_expected = 5;
   table.at(first).grown_step = 9;
   table.close(first);
-  CHECK(!table.slot(0).moved && table.slot(0).grown_step == -1 && table.slot(0).num_prompt == 0);
-  const RowHandle second = table.open(row_of(8));
+  CHECK(table.slot(0).num_expected == 0 && table.slot(0).grown_step == -1 &&
+        table.slot(0).num_prompt == 0);
+  const RowHandle second = open_row(table, 8);
   CHECK(second != first && (second & 0xffffffff) == (first & 0xffffffff));
-  CHECK(!table.at(second).moved && table.at(second).generation == 2);
+  CHECK(table.at(second).num_expected == 0 && table.at(second).generation == 2);
   CHECK(table.memory_bytes() >= sizeof(Row));
 }
 

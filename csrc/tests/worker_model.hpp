@@ -1,7 +1,7 @@
 // What a worker knows of the pool: the block contents and rows that it was told of, no more.
 //
-// As vLLM's workers do in each step: copy all blocks at once (read all, then write all), rewrite
-// the rows that moved, append the new blocks, and only then write. See docs/compaction.md.
+// As vLLM's workers do in each step: copy all blocks at once (read all, then write all), update the
+// rows that changed, and only then write. See docs/compaction.md.
 #pragma once
 
 #include <algorithm>
@@ -21,12 +21,10 @@ class WorkerModel {
 
   // --- told while the step is scheduled ---------------------------------------------------------
 
-  // A new row with all its blocks; the leading `num_hit` are written already, or by others.
-  void admit(tagma::RowHandle handle, const tagma::RangeList& blocks, int32_t num_hit) {
-    CHECK(rows_.emplace(handle, Row{{}, BlockModel::ids(blocks), num_hit}).second);
-  }
-  void grow(tagma::RowHandle handle, const tagma::RangeList& added) {
-    for (const tagma::BlockId b : BlockModel::ids(added)) rows_.at(handle).fresh.push_back(b);
+  // A new row, whose blocks come with its first update; the leading `num_hit` are written already,
+  // or by others.
+  void admit(tagma::RowHandle handle, int32_t num_hit) {
+    CHECK(rows_.emplace(handle, Row{{}, num_hit}).second);
   }
   void free(tagma::RowHandle handle) { CHECK(rows_.erase(handle) == 1); }
 
@@ -46,18 +44,14 @@ class WorkerModel {
     }
   }
 
-  // Law W2: a move names exactly the blocks that the worker's row holds.
-  void move_row(const tagma::RowMove& move) {
-    Row& row = rows_.at(move.row);
-    CHECK(move.blocks.num_blocks() == static_cast<int32_t>(row.blocks.size()));
-    row.blocks = BlockModel::ids(move.blocks);
-  }
-
-  void append_new_blocks() {
-    for (auto& [handle, row] : rows_) {
-      row.blocks.insert(row.blocks.end(), row.fresh.begin(), row.fresh.end());
-      row.fresh.clear();
-    }
+  // Law W2: an update continues what the worker's row holds, and never shortens it.
+  void update(const tagma::RowChange& change) {
+    std::vector<tagma::BlockId>& blocks = rows_.at(change.row).blocks;
+    const auto first = static_cast<size_t>(change.first_block);
+    CHECK(first <= blocks.size() && change.group == 0);
+    CHECK(first + static_cast<size_t>(change.blocks.num_blocks()) >= blocks.size());
+    blocks.resize(first);
+    for (const tagma::BlockId b : BlockModel::ids(change.blocks)) blocks.push_back(b);
   }
 
   void check_row(tagma::RowHandle handle, const tagma::RangeList& blocks) const {
@@ -94,8 +88,7 @@ class WorkerModel {
 
   struct Row {
     std::vector<tagma::BlockId> blocks;
-    std::vector<tagma::BlockId> fresh;  // added in this step
-    int32_t written;                    // leading blocks
+    int32_t written;  // leading blocks
   };
 
   std::vector<int64_t> contents_;

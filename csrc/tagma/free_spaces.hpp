@@ -1,0 +1,267 @@
+// The free blocks of a pool by what can be done with them, and the choice of a place among them.
+//
+//   holes   nobody needs what is in them
+//   open    holes and cold idle blocks, which may be evicted before their turn
+//   rooms   all free blocks, if idle ones can move away
+//
+// A room, for placement, is a maximal range of the widest of these kinds that the pool has: what a
+// new range may cover after the idle blocks in it are evicted or moved. See LruOrder for cold.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "tagma/block_bitmap.hpp"
+#include "tagma/block_bounds.hpp"
+#include "tagma/block_space.hpp"
+#include "tagma/lru_order.hpp"
+#include "tagma/placement.hpp"
+#include "tagma/policy.hpp"
+
+namespace tagma {
+
+class FreeSpaces {
+ public:
+  // All blocks inside the bounds are one hole. O(num_blocks).
+  FreeSpaces(const BlockBounds& bounds, int32_t num_blocks, const Policy& policy,
+             bool idle_can_move)
+      : bounds_(bounds),
+        idle_can_move_(idle_can_move),
+        has_rooms_(idle_can_move || policy.slack > 0),
+        spare_holes_(num_blocks / policy.spare_holes_share),
+        placement_(policy.candidates),
+        holes_(num_blocks, has_rooms_ ? Kind::kByAnyBlock : Kind::kByRange),
+        open_(num_blocks, has_rooms_ ? Kind::kByAnyBlock : Kind::kAbsent),
+        rooms_(num_blocks, idle_can_move_ ? Kind::kByAnyBlock : Kind::kAbsent),
+        warm_(has_rooms_ ? num_blocks : 1),
+        lru_(num_blocks, policy.slack),
+        wish_(static_cast<size_t>(num_blocks), 0) {
+    add_hole(bounds_.all());
+    rooms_.add(bounds_.all());
+  }
+
+  // --- where blocks may go; nothing changes -----------------------------------------------------
+
+  // (A part of) the blocks, in a hole. At least one hole exists.
+  Placement choose_hole(const PlacementRequest& request) const {
+    return placement_.place(in_holes(), request);
+  }
+
+  // Where (a part of) these blocks may go, in one of the rooms; of count 0 if there is no room.
+  Placement choose_room(int32_t count, int32_t certain, int32_t headroom, BlockId tail) const {
+    if (rooms().num_blocks() == 0) return {kNullBlock, {kNullBlock, 0}};
+    const PlacementRequest request{count, certain, headroom, tail};
+    if (!has_rooms_) return choose_hole(request);
+    const int32_t evictable = std::max(count + certain - holes_.num_blocks(), 0);
+    return placement_.place({rooms(), wish_, bounds_.alignment, &warm_, &used(), evictable},
+                            request);
+  }
+
+  // A place for all of these blocks and the headroom that takes no move and no eviction but of cold
+  // blocks that must go anyway; count 0 if there is none.
+  BlockRange choose_open(int32_t count, int32_t headroom) const {
+    const PlacementRequest request{count, 0, headroom, kNullBlock};
+    const BlockRange hole = placement_.place_politely(in_holes(), request).range;
+    const int32_t evictable = count - holes_.num_blocks();
+    if (hole.count > 0 || evictable <= 0) return hole;
+    const Choices open{open_.ranges(), wish_, bounds_.alignment, &warm_, &used(), evictable};
+    const BlockRange found = placement_.place_politely(open, request).range;
+    return found.count > 0 && used().count(found) <= evictable ? found : BlockRange{kNullBlock, 0};
+  }
+
+  // Where (some of) `count` idle blocks may go that make room for others: a hole that fits, or
+  // holes and cold blocks, to be evicted, that lie together. Count 0 if there is neither.
+  BlockRange choose_for_idle(int32_t count) const {
+    const Placement hole = placement_.place_idle(in_holes(), count);
+    if (hole.range.count == count || open_.num_blocks() == 0 ||
+        holes_.num_blocks() > spare_holes_) {
+      return hole.range;
+    }
+    return placement_
+        .place_idle({open_.ranges(), wish_, bounds_.alignment, nullptr, nullptr, 0}, count)
+        .range;
+  }
+
+  // --- blocks that change between hole, idle and live -------------------------------------------
+
+  // A part of the hole at `hole_start` becomes live.
+  void take_hole(BlockId hole_start, BlockRange range) {
+    holes_.carve(hole_start, range);
+    open_.take(range);
+    rooms_.take(range);
+  }
+
+  // Blocks become a hole; to be followed by add_room() if they were live.
+  void add_hole(BlockRange range) {
+    holes_.add(range);
+    open_.add(range);
+  }
+  void add_room(BlockRange range) { rooms_.add(range); }
+  void take_room(BlockRange range) { rooms_.take(range); }
+
+  // A live block becomes idle, the newest; to be followed by add_room().
+  void push_idle(BlockId block) {
+    lru_.push(block);
+    if (idle_can_move_) warm_.insert(block);
+  }
+
+  // An idle block becomes live; to be followed by take_room().
+  void take_idle(BlockId block) {
+    if (lru_.is_cold(block)) open_.take({block, 1});
+    leave_lru(block);
+  }
+
+  // An idle block becomes (part of) a hole.
+  void drop_idle(BlockId block) {
+    const bool was_open = lru_.is_cold(block);
+    leave_lru(block);
+    holes_.add({block, 1});
+    if (!was_open) open_.add({block, 1});
+  }
+
+  // Makes as many of the oldest idle blocks cold as the slack allows. To be called when idle blocks
+  // have left or come. O(blocks that become cold).
+  void cool_down() {
+    for (BlockId b = lru_.cool(); b != kNullBlock; b = lru_.cool()) {
+      if (idle_can_move_) warm_.erase(b);
+      if (!reserved_.contains(b)) open_.add({b, 1});
+    }
+  }
+
+  // --- reservations (see kv_allocator.hpp) ------------------------------------------------------
+
+  // Closes a window in a room to every other use; its idle blocks stay in the LRU order.
+  void close(BlockRange window) {
+    BlockId at = window.start;
+    while (at < window.end()) {  // holes and runs of idle blocks, in turn
+      const BlockId idle = used().next_member(at, window.end());
+      const BlockRange hole{at, idle - at};
+      holes_.take(hole);
+      open_.take(hole);
+      for (at = idle; at < window.end() && !holes_.contains(at); ++at) {
+        if (lru_.is_cold(at)) open_.take({at, 1});
+      }
+    }
+    rooms_.take(window);
+    reserved_ = window;
+  }
+
+  // Opens a closed window again; is_idle(block) says which of its blocks are idle, the others are
+  // holes.
+  template <typename IsIdle>
+  void reopen(BlockRange window, IsIdle&& is_idle) {
+    reserved_ = {};
+    for (BlockId b = window.start; b < window.end();) {
+      if (is_idle(b)) {
+        if (lru_.is_cold(b)) open_.add({b, 1});
+        ++b;
+        continue;
+      }
+      BlockRange hole{b, 0};
+      for (; b < window.end() && !is_idle(b); ++b) ++hole.count;
+      add_hole(hole);
+    }
+    rooms_.add(window);
+  }
+
+  // A closed window has no idle blocks any more; from `rest` on it becomes a hole.
+  void open_rest(BlockRange rest) {
+    reserved_ = {};
+    if (rest.count == 0) return;
+    add_hole(rest);
+    rooms_.add(rest);
+  }
+
+  // The idle block `from`, in a closed window, is at `to` from now on, a block in a hole. O(1).
+  void relocate_idle(BlockId from, BlockId to) {
+    holes_.take({to, 1});
+    if (!lru_.is_cold(from)) open_.take({to, 1});
+    lru_.replace(from, to);
+    if (warm_.contains(from)) {
+      warm_.erase(from);
+      warm_.insert(to);
+    }
+  }
+
+  // --- wishes for room to grow ------------------------------------------------------------------
+
+  void set_wish(BlockId tail, int32_t blocks) { wish_[tail] = blocks; }
+  int32_t wish_behind(BlockId block) const { return wish_[block]; }
+  void forget_wishes() { std::fill(wish_.begin(), wish_.end(), 0); }
+
+  // --- views ------------------------------------------------------------------------------------
+
+  const HoleIndex& holes() const { return holes_.ranges(); }
+  const HoleIndex& rooms() const {
+    return (idle_can_move_ ? rooms_ : has_rooms_ ? open_ : holes_).ranges();
+  }
+  // The room around a block, of count 0 if it lies in none.
+  BlockRange room_around(BlockId block) const {
+    return idle_can_move_ ? rooms_.around(block) : open_.around(block);
+  }
+  // Blocks that are in no hole: in a room, the idle ones. Only kept if there are rooms.
+  const BlockBitmap& used() const { return holes_.outside(); }
+  // Warm idle blocks in a range: what must be moved before it can be occupied.
+  int32_t num_warm(BlockRange range) const { return warm_.count(range); }
+
+  const LruOrder& lru() const { return lru_; }
+  bool has_rooms() const { return has_rooms_; }
+  bool idle_can_move() const { return idle_can_move_; }
+  int32_t num_free() const { return holes_.num_blocks() + lru_.size(); }
+
+  size_t memory_bytes() const {
+    return holes_.memory_bytes() + open_.memory_bytes() + rooms_.memory_bytes() +
+           warm_.memory_bytes() + lru_.memory_bytes() + wish_.capacity() * sizeof(int32_t);
+  }
+
+  // Laws A3, A5 and A6, with is_free(block) for "no request references it" and is_cached(block).
+  // Throws InvariantError. O(num_blocks).
+  template <typename IsFree, typename IsCached>
+  void check_invariants(int32_t num_blocks, IsFree&& is_free, IsCached&& is_cached) const {
+    const auto is_idle = [&](BlockId b) { return is_free(b) && is_cached(b); };
+    holes_.check_invariants(num_blocks, [&](BlockId b) { return is_free(b) && !is_cached(b); });
+    open_.check_invariants(
+        num_blocks, [&](BlockId b) { return is_free(b) && (!is_cached(b) || lru_.is_cold(b)); });
+    rooms_.check_invariants(num_blocks, [&](BlockId b) { return is_free(b); });
+    holes_.ranges().visit_by_address([&](BlockRange hole) {
+      require(hole.start % bounds_.alignment == 0 && hole.count % bounds_.alignment == 0,
+              "A5 (allocator)", "an unaligned hole at", hole.start);
+    });
+    for (BlockId b = 0; b < num_blocks; ++b) {
+      const bool warm = idle_can_move_ && is_idle(b) && !lru_.is_cold(b);
+      require(warm_.num_ids() <= b || warm_.contains(b) == warm, "A6 (allocator)",
+              "warm or not: block", b);
+    }
+    lru_.check_invariants(is_idle);
+    require(reserved_.count == 0, "A6 (allocator)", "a window is still reserved at",
+            reserved_.start);
+  }
+
+ private:
+  using Kind = BlockSpace::Kind;
+
+  Choices in_holes() const {
+    return {holes_.ranges(), wish_, bounds_.alignment, nullptr, nullptr, 0};
+  }
+
+  void leave_lru(BlockId block) {
+    lru_.remove(block);
+    if (idle_can_move_) warm_.erase(block);
+  }
+
+  BlockBounds bounds_;
+  bool idle_can_move_;
+  bool has_rooms_;  // rooms are kept apart from holes
+  int32_t spare_holes_;
+  BestFitPlacement placement_;
+  BlockSpace holes_;
+  BlockSpace open_;
+  BlockSpace rooms_;
+  BlockBitmap warm_;  // idle and not cold, if idle blocks can move
+  LruOrder lru_;
+  std::vector<int32_t> wish_;  // [block] growth hoped for behind a live tail, else 0
+  BlockRange reserved_;        // between close() and reopen() or open_rest()
+};
+
+}  // namespace tagma

@@ -1,0 +1,83 @@
+// KV-cache groups: the layers of one kind share one row a request, and hits are looked up by kind.
+//
+// All groups take blocks from the same pool. Names and rules are vLLM's
+// (v1/core/single_type_kv_cache_manager.py, find_longest_cache_hit).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tagma/block_range.hpp"
+#include "tagma/errors.hpp"
+#include "tagma/prefix_index.hpp"
+
+namespace tagma {
+
+enum class GroupKind {
+  kPrefix,  // full attention: every block from the first position on
+  kWindow,  // sliding window: the last `window_blocks` blocks, null blocks in front of them
+  kState    // a recurrent state: the last block alone, null blocks in front of it
+};
+
+struct GroupSpec {
+  GroupKind kind = GroupKind::kPrefix;
+  int32_t window_blocks = 1;  // of a window: blocks in a row that a hit needs, unless it is shorter
+  int32_t align_blocks = 1;   // hits end at multiples of this: another group's block is so long
+
+  // Throws UsageError if a count is below 1, or a state or prefix group names a window.
+  void check() const {
+    if (window_blocks < 1)
+      throw UsageError(message("window_blocks=", window_blocks, " is below 1"));
+    if (align_blocks < 1) throw UsageError(message("align_blocks=", align_blocks, " is below 1"));
+    if (kind != GroupKind::kWindow && window_blocks != 1) {
+      throw UsageError(message("window_blocks=", window_blocks, " in a group without a window"));
+    }
+  }
+};
+
+// The longest published prefix of at most `max_blocks` blocks in at most `max_ranges` ranges;
+// key_at(i) gives the i-th block's key. O(blocks hit).
+template <typename KeyAt>
+RangeList longest_prefix(const PrefixIndex& index, int32_t group, int32_t max_blocks,
+                         int32_t max_ranges, KeyAt&& key_at) {
+  RangeList hit;
+  BlockId previous = kNullBlock;
+  for (int32_t i = 0; i < max_blocks; ++i) {
+    const BlockId block = index.find_behind(group, previous, key_at(i));
+    if (block == kNullBlock) break;
+    if (!hit.joins_with(block) && hit.num_ranges() == max_ranges) break;
+    hit.append({block, 1});
+    previous = block;
+  }
+  return hit;
+}
+
+// Null blocks, and then the rightmost `window` published blocks in a row whose end is aligned; else
+// as many as are published from the first block on. Empty if it lies in more than `max_ranges`
+// ranges: a window cannot be cut short. O(max_blocks).
+template <typename KeyAt>
+RangeList rightmost_window(const PrefixIndex& index, int32_t group, int32_t max_blocks,
+                           int32_t window, int32_t align, int32_t max_ranges, KeyAt&& key_at) {
+  std::vector<BlockId> found;  // from the right
+  int32_t first = max_blocks;
+  while (first > 0 && static_cast<int32_t>(found.size()) < window) {
+    const BlockId block = index.find(group, key_at(--first));
+    if (block == kNullBlock) {
+      found.clear();
+    } else if (!found.empty() || (first + 1) % align == 0) {
+      found.push_back(block);
+    }
+  }
+  if (static_cast<int32_t>(found.size()) < window) {
+    first = 0;  // what was found reaches down to the first block
+    const auto kept = static_cast<int32_t>(found.size()) / align * align;
+    found.erase(found.begin(), found.end() - kept);
+  }
+  RangeList hit;
+  if (found.empty()) return hit;
+  hit.append({kNullBlock, first});
+  for (size_t i = found.size(); i-- > 0;) hit.append({found[i], 1});
+  return hit.num_ranges() > max_ranges ? RangeList() : hit;
+}
+
+}  // namespace tagma
