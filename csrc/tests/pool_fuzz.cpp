@@ -220,7 +220,7 @@ class Episode {
     totals_.hit_blocks += hit.num_blocks();
     if (options_.alignment == 1 && chance(60)) {
       const Row& made = pair_.rows.back();
-      pair_.publish(pair_.rows.size() - 1, std::min(made.blocks.num_blocks(), longest_));
+      pair_.publish(pair_.rows.size() - 1, std::min(made.blocks().num_blocks(), longest_));
     }
   }
 
@@ -228,7 +228,7 @@ class Episode {
     if (pair_.rows.empty()) return;
     ensure_step();
     const size_t row = any_row();
-    const int32_t held = pair_.rows[row].blocks.num_blocks();
+    const int32_t held = pair_.rows[row].blocks().num_blocks();
     int32_t blocks = held + (chance(70) ? below(3) : below(12));
     if (chance(3)) blocks = held + pair_.blocks.num_free();
     if (chance(3)) blocks = below(held + 1);
@@ -241,7 +241,7 @@ class Episode {
     if (pair_.rows.empty() || options_.alignment != 1) return;
     ensure_step();
     const size_t row = any_row();
-    pair_.publish(row, below(std::min(pair_.rows[row].blocks.num_blocks(), longest_) + 1));
+    pair_.publish(row, below(std::min(pair_.rows[row].blocks().num_blocks(), longest_) + 1));
   }
 
   // A part of a row, or of one of its ranges so that it can succeed.
@@ -249,7 +249,7 @@ class Episode {
     if (pair_.rows.empty()) return;
     ensure_step();
     const size_t row = any_row();
-    const RangeList& blocks = pair_.rows[row].blocks;
+    const RangeList& blocks = pair_.rows[row].blocks();
     int32_t first = below(blocks.num_blocks() + 1);
     int32_t last = first + below(blocks.num_blocks() - first + 1);
     if (chance(70) && !blocks.empty()) {
@@ -292,7 +292,7 @@ class Episode {
     CHECK_THROWS(pair_.pool.admit({}, negative, added), UsageError);
     if (!pair_.rows.empty()) {
       const PoolPair::Row& row = pair_.rows[any_row()];
-      CHECK_THROWS(pair_.pool.publish(row.handle, 0, row.blocks.num_blocks() + 1, keys),
+      CHECK_THROWS(pair_.pool.publish(row.handle, 0, row.blocks().num_blocks() + 1, keys),
                    UsageError);
       CHECK_THROWS(pair_.pool.grow(row.handle, negative, added), UsageError);
     }
