@@ -212,8 +212,15 @@ class PoolPair : public PoolPrediction {
     pool.skip(row.handle, group, count);
     tagma::RangeList& part = row.parts[static_cast<size_t>(group)].blocks;
     if (count <= part.num_leading_nulls()) return;
+    const auto with_nulls = [&part](int32_t nulls) {
+      tagma::RangeList list = part;
+      list.replace(0, tagma::RangeList({tagma::kNullBlock, nulls}));
+      return list;
+    };
+    // Over the cap the range that would be split stays.
+    while (with_nulls(count).num_ranges() > cap_) --count;
     blocks.release(part.slice(0, count));
-    part.replace(0, tagma::RangeList({tagma::kNullBlock, count}));
+    part = with_nulls(count);
   }
 
   bool relocate(size_t index, int32_t first, int32_t last, int32_t group = 0) {
