@@ -223,15 +223,19 @@ class KvPool {
   }
 
   // The leading `blocks` of a row have no content any more (they fell out of a window): they become
-  // null, and the references that the row had to them are dropped. Throws UsageError if the row is
-  // shorter. O(blocks that it held).
+  // null, and the references that the row had to them are dropped. A row at the range cap keeps its
+  // first range, which this would split in two, until all of it falls out. Throws UsageError if the
+  // row is shorter. O(blocks that it held).
   void skip(RowHandle handle, int32_t group, int32_t blocks) {
     Row& row = rows_.at(handle, group);
     if (blocks < 0 || blocks > row.blocks.num_blocks()) {
       throw UsageError(message("skip ", blocks, " blocks of a row of ", row.blocks.num_blocks()));
     }
-    const RangeList gone = row.blocks.slice(row.blocks.num_leading_nulls(), blocks);
+    const int32_t nulls = row.blocks.num_leading_nulls();
+    const RangeList gone = row.blocks.slice(nulls, blocks);
     if (gone.empty()) return;
+    const bool splits = nulls == 0 && blocks < row.blocks.ranges().front().count;
+    if (splits && row.blocks.num_ranges() >= max_ranges()) return;
     if (blocks == row.blocks.num_blocks()) {
       store_.allocator().release(gone);
     } else {
