@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Row:
+class RequestRow:
     """A request's row in the native pool.
 
     While a running request's tokens, scheduled ones included, number at most ``quiet_tokens``, they
