@@ -1,14 +1,19 @@
-"""House rules that a machine can check: one home for the version, size, direction, portability."""
+"""House rules that a machine can check: one home for the version, size, direction, portability.
+
+``src/vllm_tagma/`` is the product, except for ``lab/``, the laboratory: benchmarks, replay,
+reports, the map of a pool, the kernel checks. Nothing that serves needs the laboratory; only the
+``tagma`` command knows it, and loads it when one of its sub-commands is asked for.
+"""
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import tomllib
 import warnings
 
 import pytest
+from import_graph import PACKAGE, imports, imports_at_import_time
 
 WARN_LINES, MAX_LINES = 400, 500
 CODE = {".py", ".pyi", ".hpp", ".cpp"}
@@ -16,6 +21,8 @@ CODE = {".py", ".pyi", ".hpp", ".cpp"}
 # support_probes.py asks which scheduler and worker classes there are.
 MAY_IMPORT_INTEGRATION = {"plugin.py", "doctor.py", "support_probes.py"}
 COMMANDS = {"cli", "doctor"}
+PRODUCT_FOLDERS = {"integration", "kernels", "worker"}
+LAB = f"{PACKAGE}.lab"
 MACHINE_PATHS = re.compile(r"(?<![\w.$}])/(?:work|home|root|Users|mnt|data)/[\w.-]+")
 # Package registries live under .org: what is named there has to be listed, so none slips in.
 HOSTS = re.compile(r"\b(?:[\w-]+\.)+org\b")
@@ -47,15 +54,13 @@ def files(request):
     return found
 
 
-def imports(text):
-    """Dotted names of everything a module imports, wherever in it."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            yield base
-            yield from (f"{base}.{name.name}" for name in node.names)
+@pytest.fixture(scope="module")
+def package(files):
+    """The modules of this package, by their path in it."""
+    root = "src/vllm_tagma/"
+    found = {n.removeprefix(root): t for n, t in files.items() if re.match(rf"{root}.*\.py$", n)}
+    assert "manager.py" in found
+    return found
 
 
 def test_version_stands_in_pyproject_only(files):
@@ -84,17 +89,28 @@ def test_core_includes_neither_python_nor_torch(files):
     assert [name for name, text in core.items() if include.search(text)] == []
 
 
-def test_imports_point_downwards(files):
-    package = {
-        name.removeprefix("src/vllm_tagma/"): text
-        for name, text in files.items()
-        if name.startswith("src/vllm_tagma/") and name.endswith(".py")
-    }
-    assert "manager.py" in package
+def test_imports_are_absolute(package):
+    """Then a search for a module's dotted name finds everyone who imports it."""
+    assert {n for n, text in package.items() for i in imports(text) if i.startswith(".")} == set()
+
+
+def test_every_folder_is_product_or_laboratory(package):
+    assert {name.partition("/")[0] for name in package if "/" in name} == {*PRODUCT_FOLDERS, "lab"}
+
+
+def test_the_product_does_without_the_laboratory(package):
+    product = {name: text for name, text in package.items() if not name.startswith("lab/")}
+    # Not only imports: a name in a string can be imported as well.
+    assert {name for name, text in product.items() if LAB in text} == {"cli.py"}
+    lazily = [i for i in imports_at_import_time(product["cli.py"]) if i.startswith(LAB)]
+    assert lazily == [], "the command loads the laboratory at once, not when it is asked for"
+
+
+def test_imports_point_downwards(package):
     upward = {
         name: sorted(set(found))
         for name, text in package.items()
-        if not name.startswith(("integration/", "bench/"))  # the benchmark runs it whole
+        if not name.startswith(("integration/", "lab/"))  # the laboratory runs it whole
         and name not in MAY_IMPORT_INTEGRATION
         and (found := [i for i in imports(text) if "vllm_tagma.integration" in i])
     }
