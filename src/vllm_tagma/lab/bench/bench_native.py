@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from vllm_tagma import _native
+from vllm_tagma.lab import _bench
 from vllm_tagma.lab.bench.bench_plan import Effort, Planned
 from vllm_tagma.lab.bench.bench_timing import Measure, Sample
 
@@ -157,5 +157,5 @@ def _open(scenario: _Native, iterations: int) -> Iterator[dict[str, Measure]]:
 
 
 def _measure(benchmark: str, iterations: int) -> Sample:
-    nanoseconds, counters = _native.bench(benchmark, iterations)
+    nanoseconds, counters = _bench.bench(benchmark, iterations)
     return Sample(value=nanoseconds / iterations, counters=dict(counters))
