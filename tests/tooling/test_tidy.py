@@ -13,15 +13,14 @@ import tomllib
 import warnings
 
 import pytest
-from import_graph import PACKAGE, imports, imports_at_import_time
+from import_graph import PACKAGE, circles, imports, imports_at_import_time, package_graph
 
 WARN_LINES, MAX_LINES = 400, 500
 CODE = {".py", ".pyi", ".hpp", ".cpp"}
 # Core modules know nothing of vLLM's internals: only these may import the integration rooms.
-# support_probes.py asks which scheduler and worker classes there are.
-MAY_IMPORT_INTEGRATION = {"plugin.py", "doctor.py", "support_probes.py"}
+MAY_IMPORT_INTEGRATION = {"plugin.py", "doctor.py"}
 COMMANDS = {"cli", "doctor"}
-PRODUCT_FOLDERS = {"integration", "kernels", "worker"}
+PRODUCT_FOLDERS = {"integration", "kernels", "support", "worker"}
 LAB = f"{PACKAGE}.lab"
 MACHINE_PATHS = re.compile(r"(?<![\w.$}])/(?:work|home|root|Users|mnt|data)/[\w.-]+")
 # Package registries live under .org: what is named there has to be listed, so none slips in.
@@ -115,6 +114,39 @@ def test_imports_point_downwards(package):
         and (found := [i for i in imports(text) if "vllm_tagma.integration" in i])
     }
     assert upward == {}
+
+
+def test_no_imports_in_circles(package):
+    graph = package_graph(package)
+    assert graph[f"{PACKAGE}.support.gates"], "the graph is of this package"
+    assert circles(graph) == []
+
+
+def test_a_circle_is_found():
+    """Over a package's own face, through a function and past a type: all that hides one."""
+    found = circles(
+        package_graph(
+            {
+                "__init__.py": "from vllm_tagma import a",
+                "a.py": "import vllm_tagma.b",
+                "b.py": "def f():\n    from vllm_tagma.c import inner",
+                "c/__init__.py": "from vllm_tagma.c.inner import x",
+                "c/inner.py": "from vllm_tagma.a import y",
+                "d.py": "if TYPE_CHECKING:\n    from vllm_tagma import e",
+                "e.py": "from vllm_tagma import d",
+            }
+        )
+    )
+    assert found == [[f"{PACKAGE}.{name}" for name in ("a", "b", "c.inner")]]
+
+
+def test_a_name_of_a_module_finds_one_file(files):
+    """So that a search for ``pool_sampler.py``, or a traceback, leads to one place."""
+    everywhere = {"__init__.py", "__main__.py", "conftest.py"}
+    for root in ("src/", "tests/"):
+        names = [n.rpartition("/")[2] for n in files if n.startswith(root) and n.endswith(".py")]
+        twice = {name for name in names if names.count(name) > 1}
+        assert twice - everywhere == set(), root
 
 
 def test_only_the_command_line_imports_commands(files):

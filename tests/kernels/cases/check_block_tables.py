@@ -329,7 +329,7 @@ def check_a_row_too_long_is_refused_as_by_vllm(device: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cp_size": 2}, "--decode-context-parallel-size=2"),
+        ({"cp_size": 2}, "--decode-context-parallel-size is 2"),
         (
             {"block_sizes": [1 << 20], "max_num_blocks_per_group": [2048], "max_num_reqs": 1},
             "Lower --max-model-len",

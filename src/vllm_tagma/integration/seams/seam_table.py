@@ -1,4 +1,4 @@
-"""The seams themselves. How to read an entry: ``seams.py``.
+"""The seams themselves. How to read an entry: ``seam.py``.
 
 A release that changes one of these stops start-up and fails ``tests/plugin/test_seams.py``. To
 admit it: read what changed, adapt the code named under ``why``, then write the new form down here.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from vllm_tagma.integration.seam_table_metrics import METRICS_SEAMS
-from vllm_tagma.integration.seam_table_moves import MOVE_SEAMS
-from vllm_tagma.integration.seam_table_v2 import V2_SEAMS
-from vllm_tagma.integration.seams import Seam
+from vllm_tagma.integration.seams.seam import Seam
+from vllm_tagma.integration.seams.seam_table_metrics import METRICS_SEAMS
+from vllm_tagma.integration.seams.seam_table_moves import MOVE_SEAMS
+from vllm_tagma.integration.seams.seam_table_v2 import V2_SEAMS
 
 _MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -33,7 +33,7 @@ REFUSED_MEMBERS: Final[Mapping[str, str]] = {
     "truncate_computed_blocks": "kv-transfer",
 }
 """Manager members that the scheduler reads only in configurations that are refused, with the rule
-of ``support.py`` that refuses them. The manager may leave them out."""
+of ``support/`` that refuses them. The manager may leave them out."""
 
 ALWAYS_READ: Final[tuple[str, ...]] = (
     "allocate_slots",

@@ -1,10 +1,10 @@
-"""The seams of the metrics. How to read an entry: ``seams.py``.."""
+"""The seams of the metrics. How to read an entry: ``seam.py``."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from vllm_tagma.integration.seams import Seam
+from vllm_tagma.integration.seams.seam import Seam
 
 _LOGGERS = "vllm.v1.metrics.loggers"
 _PROMETHEUS = f"{_LOGGERS}:PrometheusStatLogger.__init__"

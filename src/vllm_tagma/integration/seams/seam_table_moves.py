@@ -1,6 +1,6 @@
 """The seams of block moves: how copies and rewritten rows reach a runner.
 
-How to read an entry: ``seams.py``. Where these calls stand inside a step is read from vLLM's
+How to read an entry: ``seam.py``. Where these calls stand inside a step is read from vLLM's
 sources as well, by ``tests/plugin/test_step_order.py``.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from vllm_tagma.integration.seams import Seam
+from vllm_tagma.integration.seams.seam import Seam
 
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"

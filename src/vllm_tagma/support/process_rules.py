@@ -1,14 +1,14 @@
 """Rows of the support matrix about workers, processes, and other owners of blocks.
 
-How rows are used: ``support.py``; how they are joined: ``support_rules.py``.
+How rows are joined: ``rule_table.py``; what they ask: ``config_probes.py``.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from vllm_tagma import support_probes as probe
-from vllm_tagma.support import Rule
+from vllm_tagma.support import config_probes as probe
+from vllm_tagma.support.rule import Rule
 
 PROCESS_RULES: Final[tuple[Rule, ...]] = (
     # ---- not served: parallelism and processes ----

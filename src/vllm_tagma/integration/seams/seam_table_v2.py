@@ -1,4 +1,4 @@
-"""The seams of Model Runner V2. How to read an entry: ``seams.py``.
+"""The seams of Model Runner V2. How to read an entry: ``seam.py``.
 
 vLLM 0.33 masks what lies below a sliding window while it gathers block tables; that is the one
 difference, and ``block_tables_v2.py`` serves both.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from vllm_tagma.integration.seams import Seam
+from vllm_tagma.integration.seams.seam import Seam
 
 _TABLES = "vllm.v1.worker.gpu.block_table:BlockTables"
 _RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"

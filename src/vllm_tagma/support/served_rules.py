@@ -1,17 +1,10 @@
-"""The support matrix: the rows that are served, and all rows joined. How used: ``support.py``.
-
-A row may name an option of a single vLLM release. A row for a new option is added here or in the
-file of its subject (``support_rules_process.py``, ``support_rules_cache.py``) and nowhere else;
-what it asks is in ``support_probes.py``.
-"""
+"""Rows of the support matrix that are served. How rows are joined: ``rule_table.py``."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from vllm_tagma.support import Rule
-from vllm_tagma.support_rules_cache import CACHE_RULES
-from vllm_tagma.support_rules_process import PROCESS_RULES
+from vllm_tagma.support.rule import Rule
 
 SERVED_RULES: Final[tuple[Rule, ...]] = (
     Rule(
@@ -92,5 +85,3 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         why="the collector sees every allocation, access and eviction",
     ),
 )
-
-RULES: Final[tuple[Rule, ...]] = SERVED_RULES + PROCESS_RULES + CACHE_RULES

@@ -1,4 +1,4 @@
-"""The questions that the support matrix asks a configuration. Rows: ``support_rules.py``.
+"""The questions that the support matrix asks a configuration. Rows: ``rule_table.py``.
 
 Each probe looks into a ``VllmConfig`` or a ``KVCacheConfig`` and returns the offending value as
 text, or ``None``. An attribute that one vLLM release does not have counts as not set. vLLM's
@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from vllm_tagma.class_names import CPU_WORKER, GPU_WORKER, SCHEDULERS, WORKERS
 from vllm_tagma.config import TagmaConfig
-from vllm_tagma.integration.seams import CPU_WORKER, GPU_WORKER, SCHEDULERS, WORKERS
-from vllm_tagma.support import Find
+from vllm_tagma.support.rule import Find
 
 
 def attribute(config: Any, path: str) -> Any:
