@@ -15,8 +15,6 @@ from vllm_tagma.errors import UnsupportedError
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
-MAMBA_CHECKPOINT = "enable_mamba_shared_prefix_checkpoint"
-
 
 def require_served(
     kv_cache_config: KVCacheConfig,
@@ -50,7 +48,6 @@ def require_served(
         unit = f"{hash_block_size} tokens with a block size of {spec.block_size}"
         support.refuse("prefix-match-unit", unit, option="hash_block_size")
     for rule, name, value, served in (
-        ("cache-groups", "scheduler_block_size", scheduler_block_size, spec.block_size),
         ("hash-lookahead", "num_hash_lookahead_tokens", num_hash_lookahead_tokens, 0),
         ("speculative-decoding", "num_prefill_lookahead", max(num_prefill_lookahead, 1), 1),
         ("decode-context-parallel", "dcp_world_size", dcp_world_size, 1),
@@ -62,6 +59,8 @@ def require_served(
             False,
         ),
         ("alignment", "alignment", alignment, 1),
+        # Last: the degrees above are factors of it; what is left are sizes of other groups.
+        ("cache-groups", "scheduler_block_size", scheduler_block_size, spec.block_size),
     ):
         if value != served:
             support.refuse(rule, f"{value}, not {served}", option=name)
