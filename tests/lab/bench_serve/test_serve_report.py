@@ -111,7 +111,7 @@ def _write_run(folder: Path, run) -> None:
             num_blocks=101,
             block_size=16,
             stages=stages,
-            serve_kernels=recorded if run.pair is None else None,
+            kernels=recorded if run.pair is None else None,
         ),
         place,
     )
