@@ -78,7 +78,7 @@ test-fast: tools ## pytest without the tests that start an engine
 	@$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not engine" $(PYTEST_ARGS)
 
 gpu-check: ## Check and time the V2 kernels on a CUDA GPU (needs torch and Triton only)
-	@PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m vllm_tagma.kernels.gpu_check
+	@PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m vllm_tagma.lab.kernel_check.gpu_check
 
 bench-smoke: tools ## Serve both backends on the CPU and compare: OUT=build/bench-smoke ARGS="flags"
 	@$(SETUP) model

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
+from vllm_tagma import support
 from vllm_tagma._native import BlockRanges
 from vllm_tagma.blocks import TagmaKVCacheBlocks
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.core_pool import new_pool
-from vllm_tagma.errors import InvariantError, UnsupportedError
+from vllm_tagma.errors import InvariantError
 from vllm_tagma.events import EventLog
 from vllm_tagma.observers import Observers
 from vllm_tagma.request_row import RequestRow
@@ -205,11 +206,9 @@ class TagmaKVCacheManager:
             return self.empty_kv_cache_blocks  # decode inside the last block: nothing to do
 
         if num_external_computed_tokens or delay_cache_blocks or num_encoder_tokens:
-            raise UnsupportedError(
-                f"allocate_slots({num_external_computed_tokens=}, {delay_cache_blocks=}, "
-                f"{num_encoder_tokens=}): KV connectors and encoder-decoder models are not served "
-                "by the tagma backend; use --kv-cache-backend paged"
-            )
+            rule = "encoder-decoder" if num_encoder_tokens else "kv-transfer"
+            given = f"{num_external_computed_tokens=}, {delay_cache_blocks=}, {num_encoder_tokens=}"
+            support.refuse(rule, given, option="what allocate_slots was given")
         del skip_zeroing_group_ids  # only meaningful with external tokens
         if num_new_tokens == 0 and num_new_computed_tokens == 0:
             raise ValueError(

@@ -413,6 +413,11 @@ def test_a_long_lived_pool_does_not_grow() -> None:
     assert len(gc.get_objects()) - objects < 500
 
 
+def test_the_module_has_its_types_and_no_benchmark() -> None:
+    public = {name for name in dir(_native) if not name.startswith("__")}
+    assert public == {"BlockRanges", "CoordMap", "Pool", "RangeTable"}
+
+
 def test_types_live_in_their_module() -> None:
     for name in ("Pool", "BlockRanges", "CoordMap"):
         kind = getattr(_native, name)
