@@ -415,11 +415,11 @@ def test_a_long_lived_pool_does_not_grow() -> None:
 
 def test_the_module_has_its_types_and_no_benchmark() -> None:
     public = {name for name in dir(_native) if not name.startswith("__")}
-    assert public == {"BlockRanges", "CoordMap", "Pool", "RangeTable"}
+    assert public == {"BlockRanges", "CoordMap", "Pool", "RangeTable", "RegionMap"}
 
 
 def test_types_live_in_their_module() -> None:
-    for name in ("Pool", "BlockRanges", "CoordMap"):
+    for name in ("Pool", "BlockRanges", "CoordMap", "RegionMap"):
         kind = getattr(_native, name)
         assert kind.__module__ == "vllm_tagma._native"
         assert kind.__name__ == name
