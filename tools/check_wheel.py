@@ -17,9 +17,13 @@ TAG = "cp311-abi3"
 IMPORT = """
 import sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
-import vllm_tagma._native as native
-assert native.__file__.startswith(sys.argv[1]), native.__file__
-import vllm_tagma.cli
+import vllm_tagma._native, vllm_tagma.lab._bench
+for module in (vllm_tagma._native, vllm_tagma.lab._bench):
+    assert module.__file__.startswith(sys.argv[1]), module.__file__
+import vllm_tagma.cli, vllm_tagma.lab.lab_commands
+from importlib import resources
+for name in ("bench_serve/data/conversations.json", "replay/data/mixed.jsonl"):
+    assert resources.files("vllm_tagma.lab").joinpath(name).is_file(), name
 """
 
 

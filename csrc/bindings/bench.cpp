@@ -1,11 +1,10 @@
-// The native benchmarks for Python: `tagma bench host` runs rounds of them by name, so that no
-// Python call is inside the clock.
+// The extension module vllm_tagma.lab._bench: the native benchmarks for Python. `tagma bench host`
+// runs rounds of them by name, so that no Python call is inside the clock. A module of its own, so
+// that what serving loads contains no benchmark.
 #include <cstring>
 
 #include "bench/registry.hpp"
 #include "bindings/py_util.hpp"
-
-int add_bench(PyObject* module);
 
 namespace {
 
@@ -61,6 +60,16 @@ PyMethodDef g_functions[] = {
      "`iterations` calls on the clock. ns is their sum."},
     {nullptr, nullptr, 0, nullptr}};
 
+PyModuleDef g_module = {PyModuleDef_HEAD_INIT,
+                        "_bench",
+                        "The native benchmarks of vllm-tagma.",
+                        -1,
+                        g_functions,
+                        nullptr,
+                        nullptr,
+                        nullptr,
+                        nullptr};
+
 }  // namespace
 
-int add_bench(PyObject* module) { return PyModule_AddFunctions(module, g_functions); }
+PyMODINIT_FUNC PyInit__bench() { return PyModule_Create(&g_module); }

@@ -1,8 +1,12 @@
-// CoordMap for Python: closed-form coordinates of the KV cache.
+// CoordMap and RegionMap for Python: closed-form coordinates and addresses of the KV cache.
 #include <memory>
+#include <utility>
+#include <vector>
 
+#include "bindings/block_ranges.hpp"
 #include "bindings/py_util.hpp"
 #include "tagma/kv_coord_map.hpp"
+#include "tagma/kv_region_map.hpp"
 
 int add_coord_map(PyObject* module);
 
@@ -10,6 +14,7 @@ namespace {
 
 using tagma::KvCoord;
 using tagma::KvCoordMap;
+using tagma::KvRegionMap;
 using namespace tagma::py;
 
 struct CoordMapObject {
@@ -103,8 +108,108 @@ PyType_Slot g_slots[] = {
 PyType_Spec g_spec = {"vllm_tagma._native.CoordMap", sizeof(CoordMapObject), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, g_slots};
 
+// --- RegionMap ----------------------------------------------------------------------------------
+
+struct RegionMapObject {
+  PyObject ob_base;
+  KvRegionMap* map;
+};
+
+const KvRegionMap& regions_of(PyObject* self) {
+  return *reinterpret_cast<RegionMapObject*>(self)->map;
+}
+
+PyObject* construct_regions(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  return guarded([&]() -> PyObject* {
+    static const char* names[] = {"regions", nullptr};
+    PyObject* list = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:RegionMap", const_cast<char**>(names),
+                                     &list)) {
+      throw PythonError{};
+    }
+    std::vector<tagma::KvRegion> regions;
+    PyRef iterator(checked(PyObject_GetIter(list)));
+    while (PyRef item = PyRef(PyIter_Next(iterator.get()))) {
+      long long address = 0;
+      long long blocks = 0;
+      long long bytes = 0;
+      PyRef tuple(checked(PySequence_Tuple(item.get())));
+      if (!PyArg_ParseTuple(tuple.get(), "LLL:RegionMap", &address, &blocks, &bytes)) {
+        throw PythonError{};
+      }
+      regions.push_back({address, blocks, bytes});
+    }
+    if (PyErr_Occurred() != nullptr) throw PythonError{};
+    auto map = std::make_unique<KvRegionMap>(std::move(regions));
+    PyObject* self = checked(PyType_GenericAlloc(type, 0));
+    reinterpret_cast<RegionMapObject*>(self)->map = map.release();
+    return self;
+  });
+}
+
+void dealloc_regions(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  delete reinterpret_cast<RegionMapObject*>(self)->map;
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+PyObject* address(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&] {
+    check_nargs("address", nargs, 2);
+    return PyLong_FromLongLong(regions_of(self).address(to_int32(args[0]), to_int64(args[1])));
+  });
+}
+
+PyObject* locate(PyObject* self, PyObject* arg) {
+  return guarded([&] {
+    const tagma::KvPlace place = regions_of(self).locate(to_int64(arg));
+    return Py_BuildValue("(iLL)", place.region, static_cast<long long>(place.block),
+                         static_cast<long long>(place.byte));
+  });
+}
+
+PyObject* spans(PyObject* self, PyObject* arg) {
+  return guarded([&]() -> PyObject* {
+    const std::vector<tagma::KvSpan> all = regions_of(self).spans(ranges_of(arg));
+    PyRef out(checked(PyList_New(static_cast<Py_ssize_t>(all.size()))));
+    for (size_t i = 0; i < all.size(); ++i) {
+      PyObject* span = Py_BuildValue("(iLL)", all[i].region, static_cast<long long>(all[i].address),
+                                     static_cast<long long>(all[i].bytes));
+      if (PyList_SetItem(out.get(), static_cast<Py_ssize_t>(i), checked(span)) < 0) {
+        throw PythonError{};
+      }
+    }
+    return out.release();
+  });
+}
+
+Py_ssize_t num_regions(PyObject* self) { return regions_of(self).num_regions(); }
+
+PyMethodDef g_region_methods[] = {
+    {"address", fast(address), METH_FASTCALL, "address(region, block) -> int"},
+    {"locate", locate, METH_O, "locate(address) -> (region, block, byte in the block)"},
+    {"spans", spans, METH_O,
+     "spans(block_ranges) -> list[(region, address, bytes)]\n\nRegion by region, one span for each"
+     " range; null blocks have none."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot g_region_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(construct_regions)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc_regions)},
+    {Py_tp_methods, g_region_methods},
+    {Py_sq_length, reinterpret_cast<void*>(num_regions)},
+    {Py_tp_doc,
+     const_cast<char*>("RegionMap([(address, blocks, bytes_per_block), ...])\n\n"
+                       "address(region, block) = region.address + block * bytes_per_block")},
+    {0, nullptr}};
+
+PyType_Spec g_region_spec = {"vllm_tagma._native.RegionMap", sizeof(RegionMapObject), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, g_region_slots};
+
 }  // namespace
 
 int add_coord_map(PyObject* module) {
-  return add_type(module, &g_spec, "CoordMap") == nullptr ? -1 : 0;
+  if (add_type(module, &g_spec, "CoordMap") == nullptr) return -1;
+  return add_type(module, &g_region_spec, "RegionMap") == nullptr ? -1 : 0;
 }

@@ -2,7 +2,6 @@
 #include "bindings/block_ranges.hpp"
 #include "bindings/py_util.hpp"
 
-int add_bench(PyObject* module);
 int add_coord_map(PyObject* module);
 int add_pool(PyObject* module);
 int add_range_table(PyObject* module);
@@ -25,7 +24,7 @@ PyMODINIT_FUNC PyInit__native() {
   PyObject* module = PyModule_Create(&g_module);
   if (module == nullptr) return nullptr;
   if (add_block_ranges(module) < 0 || add_coord_map(module) < 0 || add_pool(module) < 0 ||
-      add_range_table(module) < 0 || add_bench(module) < 0) {
+      add_range_table(module) < 0) {
     Py_DECREF(module);
     return nullptr;
   }

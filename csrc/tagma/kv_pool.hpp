@@ -146,7 +146,7 @@ class KvPool {
     Lack lack;
     for (size_t g = 0; g < groups_.size(); ++g) {
       added[g].clear();
-      check_hit(hits[g]);
+      check_hit(groups_[g], hits[g]);
       idle_hits += store_.allocator().count_idle(hits[g]);
       lack.add(std::max(hits[g].num_blocks(), needs[g].skip), needs[g]);
     }
@@ -432,13 +432,18 @@ class KvPool {
   }
 
   // A hit that was evicted meanwhile must not be adopted: its blocks may be somebody else's by now.
-  void check_hit(const RangeList& hit) const {
+  // Null blocks stand in front of windows and states only.
+  void check_hit(const GroupSpec& spec, const RangeList& hit) const {
     if (hit.num_ranges() > max_ranges()) {
       throw UsageError(
           message("a hit of ", hit.num_ranges(), " ranges, above the cap of ", max_ranges()));
     }
-    for (const BlockRange& range : hit.ranges()) {
-      if (range.is_null()) continue;
+    for (size_t i = 0; i < hit.ranges().size(); ++i) {
+      const BlockRange& range = hit.ranges()[i];
+      if (range.is_null()) {
+        if (i == 0 && spec.kind != GroupKind::kPrefix) continue;
+        throw UsageError(message("a hit with ", range.count, " null blocks where none can be"));
+      }
       for (BlockId b = range.start; b < range.end(); ++b) {
         if (!store_.allocator().is_cached(b)) {
           throw UsageError(message("block ", b, " is not cached: a stale prefix hit"));

@@ -1,22 +1,39 @@
 """The ``tagma`` command: parses and prints, nothing else; one module per sub-command.
 
-Imports stay light: ``tagma --version`` must not load torch or vLLM.
+Imports stay light: ``tagma --version`` must not load torch or vLLM. ``doctor`` is part of the
+product and works without the laboratory, whose sub-commands are loaded when one of them, or the
+list of all, is asked for.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from vllm_tagma import versions
-from vllm_tagma.bench.command import app as bench_app
-from vllm_tagma.live_map.command import pool_map
-from vllm_tagma.replay.command import replay
-from vllm_tagma.report.command import report
+
+
+def _laboratory() -> TyperGroup:
+    from vllm_tagma.lab.lab_commands import group
+
+    return group()
+
+
+class _WithLaboratory(TyperGroup):
+    """The commands below, and behind them those of the laboratory."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *_laboratory().list_commands(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name) or _laboratory().get_command(ctx, cmd_name)
+
 
 app = typer.Typer(
     name="tagma",
+    cls=_WithLaboratory,
     help="Range-addressed KV-cache blocks for vLLM.",
     no_args_is_help=True,
     add_completion=False,
@@ -55,12 +72,6 @@ def doctor(
     if model is not None and model.startswith("-"):
         raise typer.BadParameter(f"name a model before the vLLM flags (got {model!r})")
     raise typer.Exit(command.run(model=model, vllm_flags=context.args))
-
-
-app.add_typer(bench_app)
-app.command(name="map")(pool_map)
-app.command()(replay)
-app.command()(report)
 
 
 def main() -> None:

@@ -1,16 +1,12 @@
-"""The native pool with the options of a served model, and what its moves mean to observers."""
+"""The native pool with the options of a served model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from vllm_tagma._native import Pool
-from vllm_tagma.stand_ins import BlockId
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
-
     from vllm_tagma.config import TagmaConfig
 
 # How many idle blocks, from the oldest, may be evicted before their turn where that makes a range
@@ -36,17 +32,3 @@ def new_pool(num_blocks: int, config: TagmaConfig, *, record_evictions: bool) ->
         copy_budget=config.copy_budget,
         slack=int(share * num_blocks) if single else 0,
     )
-
-
-def follow_moves(
-    collector: KVCacheMetricsCollector | None, moves: Iterable[tuple[int, int]]
-) -> None:
-    """Lets vLLM's residency samples follow their blocks: a move is neither an eviction nor an
-    access. O(moves)."""
-    if collector is None:
-        return
-    for source, destination in moves:
-        collector.on_block_evicted(BlockId(destination))  # what was there has left unnoticed
-        sample = collector.block_metrics.pop(source, None)
-        if sample is not None:
-            collector.block_metrics[destination] = sample

@@ -147,7 +147,7 @@ def check_seams() -> Iterator[Check]:
     for problem in problems:
         yield Check("seam", False, problem)
     if not problems:
-        yield Check("seams", True, f"all {len(seams.seams())} fit")
+        yield Check("seams", True, f"all {len(seams.SEAMS)} fit")
 
 
 def check_entry_point() -> Check:

@@ -21,8 +21,10 @@ from vllm.v1.core.kv_cache_utils import (
     maybe_convert_block_hash,
     to_event_extra_keys,
 )
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 
 if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheSpec
     from vllm.v1.request import Request
 
 
@@ -44,6 +46,16 @@ class EventLog:
         self._spec_kind = spec_kind
         self._sliding_window = sliding_window
         self._events: list[KVCacheEvent] = []
+
+    @classmethod
+    def of_group(cls, group: int, spec: KVCacheSpec) -> EventLog:
+        """The log of a cache group with this spec."""
+        return cls(
+            block_size=spec.block_size,
+            group=group,
+            spec_kind=get_kv_cache_spec_kind(spec).value,
+            sliding_window=get_kv_cache_spec_sliding_window(spec),
+        )
 
     def stored(self, request: Request, first: int, last: int) -> None:
         """Blocks [first, last) of the request are in the cache. O(tokens)."""

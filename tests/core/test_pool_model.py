@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from one_group import admit_one, grow_one
 
 from vllm_tagma._native import BlockRanges, Pool
 
@@ -143,7 +144,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.lru.remove(block)
 
     def _expect_withdrawn(self, blocks: list[int]) -> None:
-        assert self.pool.take_evicted() == [(b, self.key_of[b]) for b in blocks]
+        assert self.pool.take_evicted() == [(b, 0, self.key_of[b]) for b in blocks]
         for b in blocks:
             self._forget(b)
 
@@ -162,8 +163,8 @@ class PoolMachine(RuleBasedStateMachine):
         evicted = self.pool.take_evicted()
         in_holes = sum(length for _, length in self._stretches(idle=False))
         least = max(lacking - in_holes, 0)
-        assert [b for b, _ in evicted[:least]] == self.lru[:least]
-        for i, (block, key) in enumerate(evicted):
+        assert [b for b, *_ in evicted[:least]] == self.lru[:least]
+        for i, (block, _, key) in enumerate(evicted):
             if i == least:
                 assert added is not None
             assert key == self.key_of[block]
@@ -173,7 +174,7 @@ class PoolMachine(RuleBasedStateMachine):
         by_recency = ranges + _fewest(self._stretches(idle=False), lacking, tail)
         capped = by_recency > max(self.cap // 2, ranges)
         assert capped or len(evicted) == least
-        for block, _ in evicted[least:]:
+        for block, *_ in evicted[least:]:
             self._forget(block)
         if added is None:
             return False
@@ -235,7 +236,7 @@ class PoolMachine(RuleBasedStateMachine):
         args = (blocks, gate and blocks + gate, watermark, reserved, blocks, blocks + 3)
         idle_hits = sum(1 for b in hit.ids() if self.refs[b] == 0)
         room = self._fits(len(hit), idle_hits, args)
-        given = self.pool.admit(hit, *args, publish, prompt)
+        given = admit_one(self.pool, hit, *args, publish, prompt)
         if not room:
             assert given is None
             assert self.pool.take_evicted() == []
@@ -264,7 +265,7 @@ class PoolMachine(RuleBasedStateMachine):
         gate, watermark, reserved = demand
         args = (blocks, gate and blocks + gate, watermark, reserved, blocks, blocks + 3)
         room = self._fits(len(row.blocks), 0, args)
-        given = self.pool.grow(row.handle, *args, publish, row.prompt)
+        given = grow_one(self.pool, row.handle, *args, publish, row.prompt)
         if not room:
             assert given is None
             assert self.pool.take_evicted() == []
@@ -363,10 +364,10 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.free(row.handle)
             self._release(row.blocks)
         self.pool.take_evicted()
-        given = self.pool.admit(BlockRanges(), self.capacity, 0, 0, 0, 0, 0, 0, [])
+        given = admit_one(self.pool, BlockRanges(), self.capacity, 0, 0, 0, 0, 0, 0, [])
         assert given is not None
         assert given[1].ranges() == [(1, self.capacity)]
-        assert sorted(b for b, _ in self.pool.take_evicted()) == sorted(self.lru)
+        assert sorted(b for b, *_ in self.pool.take_evicted()) == sorted(self.lru)
         assert self.pool.num_free == 0
         self.pool.check_invariants()
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from one_group import admit_one, grow_one
 
 from vllm_tagma._native import BlockRanges, Pool
 
@@ -53,7 +54,7 @@ class MovesMachine(RuleBasedStateMachine):
         ahead = BLOCKS if chunk else blocks
         idle = sum(self.pool.request_refs(b) == 0 for b in hit.ids())
         fits = blocks - len(hit) + idle <= self.pool.num_free
-        given = self.pool.admit(hit, blocks, 0, 0, 0, ahead, BLOCKS, blocks, prompt)
+        given = admit_one(self.pool, hit, blocks, 0, 0, 0, ahead, BLOCKS, blocks, prompt)
         assert (given is not None) == fits
         if given is not None:
             handle, added = given
@@ -71,7 +72,7 @@ class MovesMachine(RuleBasedStateMachine):
         held = len(self.pool.row_blocks(handle))
         blocks = min(held + more, BLOCKS)
         fits = blocks - held <= self.pool.num_free
-        given = self.pool.grow(handle, blocks, 0, 0, 0, 0, BLOCKS, blocks, prompt)
+        given = grow_one(self.pool, handle, blocks, 0, 0, 0, 0, BLOCKS, blocks, prompt)
         assert (given is not None) == fits
         if given is not None:
             assert self.pool.row_blocks(handle).ids()[held:] == given.ids()
@@ -114,27 +115,28 @@ class MovesMachine(RuleBasedStateMachine):
         stale = [b for b in hit.ids() if not self.pool.is_cached(b)]
         if stale:
             with pytest.raises(ValueError, match="stale prefix hit"):
-                self.pool.admit(hit, len(hit), 0, 0, 0, 0, BLOCKS, 0, prompt)
+                admit_one(self.pool, hit, len(hit), 0, 0, 0, 0, BLOCKS, 0, prompt)
 
     @rule()
     def end_step(self) -> None:
-        """The worker executes the step: copies, row moves, then what each row writes."""
+        """The worker executes the step: copies, row updates, then what each row writes."""
         pool = self.pool
         pool.end_scheduling()
-        copies, moved = pool.take_moves()
+        copies = pool.take_copies()
         assert len(copies) <= self.budget
         assert len({to for _, to in copies}) == len(copies)
         content = [self.memory[source] for source, _ in copies]
         for (_, to), what in zip(copies, content, strict=True):
             self.memory[to] = what
-        for handle, blocks in moved:
-            assert handle in self.rows, "a row that is new or was freed"
-            prompt, known = self.rows[handle]
-            assert len(blocks) == len(known)
-            self.rows[handle] = (prompt, blocks.ids())
+        told = {handle: list(known) for handle, (_, known) in self.rows.items()}
+        for handle, group, first_block, blocks in pool.take_row_updates():
+            assert group == 0
+            row = told.setdefault(handle, [])
+            assert first_block <= len(row) <= first_block + len(blocks)
+            row[first_block:] = blocks.ids()
         for handle, (prompt, known) in [*self.rows.items(), *self.new.items()]:
             row = pool.row_blocks(handle).ids()
-            assert row[: len(known)] == known  # nothing but appended blocks since
+            assert told[handle] == row  # the updates are all that a worker needs
             written = self.num_hits[handle] if handle in self.new else len(known)
             for position in range(written, len(row)):
                 self.memory[row[position]] = prompt[position]
@@ -145,7 +147,8 @@ class MovesMachine(RuleBasedStateMachine):
         for prompt in PROMPTS:
             hit = pool.lookup(prompt, BLOCKS).ids()
             assert [self.memory[b] for b in hit] == prompt[: len(hit)]
-        assert pool.take_moves() == ([], [])
+        assert pool.take_copies() == []
+        assert pool.take_row_updates() == []
         pool.take_evicted()
         pool.take_relocations()
         pool.begin_step()
@@ -171,7 +174,7 @@ class MovesMachine(RuleBasedStateMachine):
         self.end_step()
         for handle in self.rows:
             self.pool.free(handle)
-        given = self.pool.admit(BlockRanges(), self.capacity, 0, 0, 0, 0, 0, 0, [])
+        given = admit_one(self.pool, BlockRanges(), self.capacity, 0, 0, 0, 0, 0, 0, [])
         assert given is not None
         assert given[1].ranges() == [(1, self.capacity)]
         self.pool.check_invariants()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from vllm_tagma.bench.tiny_model import write_tiny_model
+from vllm_tagma.lab.bench.tiny_model import write_tiny_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 

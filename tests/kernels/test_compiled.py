@@ -17,7 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vllm_tagma.kernels import expansion, paged, range_tables, slot_mapping
+from vllm_tagma.kernels import expansion, range_tables, slot_mapping
+from vllm_tagma.lab.kernel_check import paged
 
 _RANGES = {
     "range_start_ptr": "*i32",

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-KERNELS = REPOSITORY / "src" / "vllm_tagma" / "kernels"
+PACKAGE = REPOSITORY / "src" / "vllm_tagma"
+KERNELS, KERNEL_CHECK = PACKAGE / "kernels", PACKAGE / "lab" / "kernel_check"
 
 
 def run(arguments: list[str], **extra: str) -> subprocess.CompletedProcess[str]:
@@ -31,7 +32,7 @@ def run(arguments: list[str], **extra: str) -> subprocess.CompletedProcess[str]:
 
 def test_without_a_gpu_it_says_so_and_fails(tmp_path: Path) -> None:
     out = tmp_path / "gpu-check.json"
-    result = run(["-m", "vllm_tagma.kernels.gpu_check", "--out", str(out)])
+    result = run(["-m", "vllm_tagma.lab.kernel_check.gpu_check", "--out", str(out)])
     assert result.returncode == 2
     assert "sees no CUDA device on this machine. Nothing was checked or timed" in result.stderr
     assert not out.exists()
@@ -39,16 +40,20 @@ def test_without_a_gpu_it_says_so_and_fails(tmp_path: Path) -> None:
 
 def test_it_needs_neither_vllm_nor_the_extension() -> None:
     code = (
-        "import sys, vllm_tagma.kernels.gpu_check;"
+        "import sys, vllm_tagma.lab.kernel_check.gpu_check;"
         "print(sorted(m for m in sys.modules if m == 'vllm' or m.startswith('vllm_tagma._')))"
     )
     result = run(["-c", code])
     assert result.stdout.strip() == "[]", result.stderr
 
 
-def test_the_folder_imports_torch_numpy_and_triton_alone() -> None:
+def test_the_folders_import_torch_numpy_and_triton_alone() -> None:
     known = set(sys.stdlib_module_names) | {"torch", "numpy", "triton"}
-    for path in sorted(KERNELS.glob("*.py")):
+    ours_of = {
+        KERNELS: ("vllm_tagma.kernels",),
+        KERNEL_CHECK: ("vllm_tagma.kernels", "vllm_tagma.lab.kernel_check"),
+    }
+    for path in sorted(path for folder in ours_of for path in folder.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
@@ -57,14 +62,14 @@ def test_the_folder_imports_torch_numpy_and_triton_alone() -> None:
             else:
                 continue
             for name in names:
-                ours = name.startswith("vllm_tagma.kernels")
+                ours = name.startswith(ours_of[path.parent])
                 assert ours or name.split(".")[0] in known, f"{path.name} imports {name}"
 
 
 def test_both_ways_of_a_workload_write_the_same() -> None:
     code = """
-from vllm_tagma.kernels import gpu_check
-from vllm_tagma.kernels.layouts import draw_batch
+from vllm_tagma.lab.kernel_check import gpu_check
+from vllm_tagma.lab.kernel_check.layouts import draw_batch
 batch = draw_batch(seed=3, device="cpu", requests=4, num_ranges=3, blocks_per_row=40, query=30)
 for make in (gpu_check.slots_of, gpu_check.tables_of):
     workload = make("small", batch)

@@ -11,7 +11,9 @@ from manager_solo import Solo
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.request import RequestStatus
 
-from vllm_tagma.core_pool import follow_moves
+from vllm_tagma._native import BlockRanges
+from vllm_tagma.observers import Observers
+from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.stand_ins import BlockId
 
 BLOCK = 4
@@ -33,11 +35,17 @@ def manager_with(*requests: Any, **options: Any) -> Any:
     return manager
 
 
-def end_step(manager: Any) -> tuple[list[tuple[int, int]], dict[str, list[tuple[int, int]]]]:
+def end_step(
+    manager: Any, whole: tuple[str, ...] = ()
+) -> tuple[list[tuple[int, int]], dict[str, RowUpdate]]:
+    """Copies, and the row updates by request. ``whole``: requests that a worker does not know."""
     manager.take_new_block_ids()
-    copies, kept = manager.take_kv_cache_block_copies()
+    updates = manager.take_row_updates(whole)
+    copies, kept = manager.take_kv_cache_block_copies()  # in any order
     assert kept == []
-    return copies, manager.take_row_moves()
+    by_request = {update.request_id: update for update in updates}
+    assert len(by_request) == len(updates)
+    return copies, by_request
 
 
 def move(manager: Any, name: str, first: int, last: int) -> bool:
@@ -54,32 +62,59 @@ def test_a_moved_row_is_told_once() -> None:
     before, other = row_of(manager, a), row_of(manager, b)
     assert move(manager, "a", 2, 5)
     after = row_of(manager, a)
-    copies, rows = end_step(manager)
+    copies, updates = end_step(manager)
     assert after[:2] + after[5:] == before[:2] + before[5:]
     assert sorted(copies) == sorted(zip(before[2:5], after[2:5], strict=True))
-    assert rows == {"a": manager.get_blocks("a").blocks[0].ranges()}
+    assert updates.keys() == {"a"}
+    assert updates["a"].first_block == 2
+    assert updates["a"].ranges.ids() == after[2:]
     assert row_of(manager, b) == other
-    assert manager.take_row_moves() == {}
+    assert manager.take_row_updates(()) == []
     manager.new_step_starts()
     assert end_step(manager) == ([], {})
     manager.check_invariants()
 
 
-def test_a_row_move_holds_what_the_worker_knows() -> None:
-    """Blocks that the row gets in the same step come behind it by vLLM's own path."""
+def test_a_row_that_moved_and_grew_is_told_once() -> None:
     a = ask("a", 4)
     manager = manager_with(a)
-    assert move(manager, "a", 0, 4)
-    moved = row_of(manager, a)
+    assert move(manager, "a", 1, 4)
     new = decode(manager, a, 7)
     assert len(ids_of(new)) == 1
-    _, rows = end_step(manager)
-    assert [b for start, n in rows["a"] for b in range(start, start + n)] == moved
-    assert row_of(manager, a) == moved + ids_of(new)
+    _, updates = end_step(manager)
+    assert updates["a"].first_block == 1
+    assert updates["a"].ranges.ids() == row_of(manager, a)[1:]
+    assert updates["a"].num_blocks == 5
 
 
-def test_a_row_that_the_worker_does_not_know_does_not_move() -> None:
-    """It is sent whole or its new blocks are, as they were when it was scheduled."""
+def test_admission_and_growth_are_told_like_moves() -> None:
+    a, b = ask("a", 4), ask("b", 3, seed=2)
+    manager = manager_with(a)
+    admit(manager, b)
+    new = ids_of(decode(manager, a, 7))
+    _, updates = end_step(manager, whole=("b",))
+    assert updates["a"] == RowUpdate("a", 0, 4, BlockRanges([(new[0], 1)]))
+    assert updates["b"].first_block == 0
+    assert updates["b"].ranges.ids() == row_of(manager, b)
+
+
+def test_a_whole_row_is_told_even_if_nothing_changed() -> None:
+    """A session whose next input fits its last block: the worker has dropped it meanwhile."""
+    a = ask("a", 4)
+    manager = manager_with(a)
+    _, updates = end_step(manager, whole=("a", "unknown"))
+    assert updates.keys() == {"a"}
+    assert updates["a"].first_block == 0
+    assert updates["a"].ranges.ids() == row_of(manager, a)
+    manager.new_step_starts()
+    assert move(manager, "a", 1, 4)
+    _, updates = end_step(manager, whole=("a",))
+    assert updates["a"].first_block == 0
+    assert updates["a"].ranges.ids() == row_of(manager, a)
+
+
+def test_a_row_that_is_on_its_way_does_not_move() -> None:
+    """Its ids were read when it was scheduled."""
     a = ask("a", 4)
     manager = manager_with(a)
     fresh = ask("fresh", 4, seed=2)
@@ -87,7 +122,7 @@ def test_a_row_that_the_worker_does_not_know_does_not_move() -> None:
     decode(manager, a, 7)
     assert not move(manager, "fresh", 0, 4)
     assert not move(manager, "a", 0, 4)
-    assert end_step(manager) == ([], {})
+    assert end_step(manager)[0] == []
     manager.new_step_starts()
     assert move(manager, "fresh", 0, 4)
     assert move(manager, "a", 0, 4)
@@ -117,7 +152,9 @@ def test_a_freed_row_is_not_told() -> None:
     manager.free(a)  # preempted by a more urgent request
     again = ask("again", 4, seed=3)  # may take the row's slot in the core
     assert admit(manager, again)[0] is not None
-    assert end_step(manager)[1].keys() == {"b"}
+    updates = end_step(manager)[1]
+    assert updates.keys() == {"b", "again"}
+    assert updates["again"].ranges.ids() == row_of(manager, again)
     manager.check_invariants()
 
 
@@ -134,7 +171,7 @@ def sampled(*blocks: int) -> KVCacheMetricsCollector:
 def test_a_sample_follows_its_block() -> None:
     collector = sampled(1, 2)
     one, two = collector.block_metrics[1], collector.block_metrics[2]
-    follow_moves(collector, [(1, 5), (2, 1), (5, 6)])
+    Observers._follow(collector, [(1, 5), (2, 1), (5, 6)])
     assert collector.block_metrics == {6: one, 1: two}
     assert collector.drain_events() == []
     assert list(one.access_history) == []
@@ -144,13 +181,9 @@ def test_a_move_ends_the_sample_of_what_was_there() -> None:
     """Blocks that were never cached leave a sample in their hole; stock ends it when the id is used
     again. It must not become the sample of a block that is not sampled."""
     collector = sampled(3)
-    follow_moves(collector, [(1, 3)])
+    Observers._follow(collector, [(1, 3)])
     assert collector.block_metrics == {}
     assert len(collector.drain_events()) == 1
-
-
-def test_no_collector() -> None:
-    follow_moves(None, [(1, 2)])
 
 
 class _Sampled(CanaryTrace):
@@ -159,8 +192,9 @@ class _Sampled(CanaryTrace):
     def __init__(self, seed: int, **options: Any) -> None:
         super().__init__(seed, overlapped=False, pair=Solo, **options)
         self.evict_rate = 0.0  # a withdrawn live block has no sample
-        self.pair.tagma.metrics_collector = self.collector = KVCacheMetricsCollector(1.0)
-        self.pair.tagma._observed = True
+        self.collector = KVCacheMetricsCollector(1.0)
+        observers = self.pair.tagma._observers
+        observers._collector, observers.watching = self.collector, True
         self.samples: dict[tuple[str, int], tuple[int, Any]] = {}
         self.followed = 0
 

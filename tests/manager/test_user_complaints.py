@@ -163,13 +163,13 @@ def test_keys_are_compared_in_full() -> None:
     keys = [bytes(31) + bytes([i]) for i in range(200)]
     rows = {}
     for key in keys:
-        rows[key] = pool.admit(BlockRanges(), 1, 0, 0, 0, 1, 1, 1, [key])
+        rows[key] = pool.admit(0, 0, BlockRanges(), 1, 0, 1, 1, 0, 1, [key])
     for key in keys:
-        added = rows[key][1]
+        (added,) = rows[key][1]
         assert pool.lookup([key], 1).ids() == added.ids()
     assert len(pool.lookup([bytes(31) + bytes([250])], 1)) == 0
     for key in keys[::2]:
-        pool.evict(rows[key][1].ids())
+        pool.evict(rows[key][1][0].ids())
     for i, key in enumerate(keys):
         assert len(pool.lookup([key], 1)) == i % 2
     pool.check_invariants()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from vllm_tagma.bench.tiny_model import write_tiny_model
 from vllm_tagma.config import ENVIRONMENT_NAMES
+from vllm_tagma.lab.bench.tiny_model import write_tiny_model
 
 ConfigFactory = Callable[..., Any]
 

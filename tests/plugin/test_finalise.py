@@ -12,6 +12,7 @@ from vllm_tagma import versions
 from vllm_tagma.errors import ConfigError, SeamError, UnsupportedError
 from vllm_tagma.integration import engine_args as patches
 from vllm_tagma.integration import seams
+from vllm_tagma.integration.seams import seam_check
 
 if TYPE_CHECKING:
     from conftest import ConfigFactory
@@ -107,8 +108,8 @@ def test_an_unknown_version_refuses_tagma_and_serves_paged(
 def test_a_seam_that_does_not_fit_refuses_tagma_and_serves_paged(
     engine_args: ConfigFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed = [dataclasses.replace(s, expected="(self, surprise)") for s in seams.seams()[:1]]
-    monkeypatch.setattr(seams, "seams", lambda: changed)
+    changed = [dataclasses.replace(s, expected="(self, surprise)") for s in seams.SEAMS[:1]]
+    monkeypatch.setattr(seam_check, "SEAMS", changed)
     engine_args().create_engine_config()
     with pytest.raises(
         SeamError, match=r"add_cli_args: expected \(self, surprise\), found @static"

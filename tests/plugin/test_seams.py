@@ -13,7 +13,8 @@ import pytest
 
 from vllm_tagma import support, versions
 from vllm_tagma.errors import SeamError
-from vllm_tagma.integration import seam_table, seams, signatures
+from vllm_tagma.integration import seams
+from vllm_tagma.integration.seams import seam_table, signatures
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -51,7 +52,7 @@ def test_the_033_sources_are_033() -> None:
     assert _series(_root_033()) == "0.33"
 
 
-@pytest.mark.parametrize("seam", seams.seams(), ids=lambda s: s.title().replace(" ", "-"))
+@pytest.mark.parametrize("seam", seams.SEAMS, ids=lambda s: s.title().replace(" ", "-"))
 def test_seam_fits(root: Path, seam: seams.Seam) -> None:
     assert seam.problem(root=root, series=_series(root)) is None
 
@@ -73,9 +74,9 @@ def test_an_unknown_release_is_the_only_problem() -> None:
 
 
 def test_seams_are_told_apart_and_explained() -> None:
-    titles = [seam.title() for seam in seams.seams()]
+    titles = [seam.title() for seam in seams.SEAMS]
     assert len(titles) == len(set(titles))
-    for seam in seams.seams():
+    for seam in seams.SEAMS:
         assert seam.why, seam.title()
         assert seam.remove_when, seam.title()
         assert set(seam.changed) <= set(versions.KNOWN_VLLM_SERIES), seam.title()
@@ -84,7 +85,7 @@ def test_seams_are_told_apart_and_explained() -> None:
 
 def test_a_changed_signature_is_noticed(tmp_path: Path) -> None:
     target = "vllm.v1.worker.block_table:BlockTable.move_row"
-    (seam,) = [s for s in seams.seams() if s.target == target]
+    (seam,) = [s for s in seams.SEAMS if s.target == target]
     copy = tmp_path / "vllm" / "v1" / "worker" / "block_table.py"
     copy.parent.mkdir(parents=True)
     text = (_installed() / "v1/worker/block_table.py").read_text()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vllm_tagma import versions
-from vllm_tagma.integration import signatures
+from vllm_tagma.integration.seams import signatures
 
 V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"

@@ -19,7 +19,7 @@ from vllm.v1 import kv_cache_interface as kv
 from vllm_tagma import support
 from vllm_tagma.errors import UnsupportedError
 from vllm_tagma.integration.engine_args import finalise
-from vllm_tagma.support_probes import attribute
+from vllm_tagma.support.config_probes import attribute
 
 if TYPE_CHECKING:
     from conftest import ConfigFactory

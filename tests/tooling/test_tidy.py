@@ -1,21 +1,27 @@
-"""House rules that a machine can check: one home for the version, size, direction, portability."""
+"""House rules that a machine can check: one home for the version, size, direction, portability.
+
+``src/vllm_tagma/`` is the product, except for ``lab/``, the laboratory: benchmarks, replay,
+reports, the map of a pool, the kernel checks. Nothing that serves needs the laboratory; only the
+``tagma`` command knows it, and loads it when one of its sub-commands is asked for.
+"""
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import tomllib
 import warnings
 
 import pytest
+from import_graph import PACKAGE, circles, imports, imports_at_import_time, package_graph
 
 WARN_LINES, MAX_LINES = 400, 500
 CODE = {".py", ".pyi", ".hpp", ".cpp"}
 # Core modules know nothing of vLLM's internals: only these may import the integration rooms.
-# support_probes.py asks which scheduler and worker classes there are.
-MAY_IMPORT_INTEGRATION = {"plugin.py", "doctor.py", "support_probes.py"}
+MAY_IMPORT_INTEGRATION = {"plugin.py", "doctor.py"}
 COMMANDS = {"cli", "doctor"}
+PRODUCT_FOLDERS = {"integration", "kernels", "support", "worker"}
+LAB = f"{PACKAGE}.lab"
 MACHINE_PATHS = re.compile(r"(?<![\w.$}])/(?:work|home|root|Users|mnt|data)/[\w.-]+")
 # Package registries live under .org: what is named there has to be listed, so none slips in.
 HOSTS = re.compile(r"\b(?:[\w-]+\.)+org\b")
@@ -47,15 +53,13 @@ def files(request):
     return found
 
 
-def imports(text):
-    """Dotted names of everything a module imports, wherever in it."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            yield base
-            yield from (f"{base}.{name.name}" for name in node.names)
+@pytest.fixture(scope="module")
+def package(files):
+    """The modules of this package, by their path in it."""
+    root = "src/vllm_tagma/"
+    found = {n.removeprefix(root): t for n, t in files.items() if re.match(rf"{root}.*\.py$", n)}
+    assert "manager.py" in found
+    return found
 
 
 def test_version_stands_in_pyproject_only(files):
@@ -84,21 +88,65 @@ def test_core_includes_neither_python_nor_torch(files):
     assert [name for name, text in core.items() if include.search(text)] == []
 
 
-def test_imports_point_downwards(files):
-    package = {
-        name.removeprefix("src/vllm_tagma/"): text
-        for name, text in files.items()
-        if name.startswith("src/vllm_tagma/") and name.endswith(".py")
-    }
-    assert "manager.py" in package
+def test_imports_are_absolute(package):
+    """Then a search for a module's dotted name finds everyone who imports it."""
+    assert {n for n, text in package.items() for i in imports(text) if i.startswith(".")} == set()
+
+
+def test_every_folder_is_product_or_laboratory(package):
+    assert {name.partition("/")[0] for name in package if "/" in name} == {*PRODUCT_FOLDERS, "lab"}
+
+
+def test_the_product_does_without_the_laboratory(package):
+    product = {name: text for name, text in package.items() if not name.startswith("lab/")}
+    # Not only imports: a name in a string can be imported as well.
+    assert {name for name, text in product.items() if LAB in text} == {"cli.py"}
+    lazily = [i for i in imports_at_import_time(product["cli.py"]) if i.startswith(LAB)]
+    assert lazily == [], "the command loads the laboratory at once, not when it is asked for"
+
+
+def test_imports_point_downwards(package):
     upward = {
         name: sorted(set(found))
         for name, text in package.items()
-        if not name.startswith(("integration/", "bench/"))  # the benchmark runs it whole
+        if not name.startswith(("integration/", "lab/"))  # the laboratory runs it whole
         and name not in MAY_IMPORT_INTEGRATION
         and (found := [i for i in imports(text) if "vllm_tagma.integration" in i])
     }
     assert upward == {}
+
+
+def test_no_imports_in_circles(package):
+    graph = package_graph(package)
+    assert graph[f"{PACKAGE}.support.gates"], "the graph is of this package"
+    assert circles(graph) == []
+
+
+def test_a_circle_is_found():
+    """Over a package's own face, through a function and past a type: all that hides one."""
+    found = circles(
+        package_graph(
+            {
+                "__init__.py": "from vllm_tagma import a",
+                "a.py": "import vllm_tagma.b",
+                "b.py": "def f():\n    from vllm_tagma.c import inner",
+                "c/__init__.py": "from vllm_tagma.c.inner import x",
+                "c/inner.py": "from vllm_tagma.a import y",
+                "d.py": "if TYPE_CHECKING:\n    from vllm_tagma import e",
+                "e.py": "from vllm_tagma import d",
+            }
+        )
+    )
+    assert found == [[f"{PACKAGE}.{name}" for name in ("a", "b", "c.inner")]]
+
+
+def test_a_name_of_a_module_finds_one_file(files):
+    """So that a search for ``pool_sampler.py``, or a traceback, leads to one place."""
+    everywhere = {"__init__.py", "__main__.py", "conftest.py"}
+    for root in ("src/", "tests/"):
+        names = [n.rpartition("/")[2] for n in files if n.startswith(root) and n.endswith(".py")]
+        twice = {name for name in names if names.count(name) > 1}
+        assert twice - everywhere == set(), root
 
 
 def test_only_the_command_line_imports_commands(files):

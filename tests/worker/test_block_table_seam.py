@@ -211,11 +211,11 @@ def test_debug_switch_sees_an_uncommitted_row() -> None:
 
 
 def test_tables_that_cannot_be_adopted() -> None:
-    with pytest.raises(UnsupportedError, match="slot mapping 'none'"):
+    with pytest.raises(UnsupportedError, match="slot mapping of a cache group is 'none'"):
         adopt_block_table(stock_table(mode=SlotMappingMode.NONE), name_row=name_row, audit=None)
     for attribute, option in (
-        ("dcp_world_size", "--decode-context-parallel-size=2"),
-        ("pcp_world_size", "--prefill-context-parallel-size=2"),
+        ("dcp_world_size", "--decode-context-parallel-size is 2"),
+        ("pcp_world_size", "--prefill-context-parallel-size is 2"),
     ):
         table = stock_table()
         setattr(table, attribute, 2)

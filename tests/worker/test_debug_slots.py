@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_tagma.bench.tiny_model import write_tiny_model
+from vllm_tagma.lab.bench.tiny_model import write_tiny_model
 
 pytest.importorskip("vllm")
 

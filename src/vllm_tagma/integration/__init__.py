@@ -1,1 +1,1 @@
-"""Everything that touches vLLM by patch, subclass or swap. ``seams.py`` lists each with its why."""
+"""Everything that touches vLLM by patch, subclass or swap. ``seams/`` lists each with its why."""

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu.block_table import BlockTables
 
+from vllm_tagma import support
 from vllm_tagma.errors import RangeCapError, UnsupportedError
 from vllm_tagma.integration.row_moves import moved_block_ids, require_within
 from vllm_tagma.kernels.expansion import expand_block_tables
@@ -43,11 +44,7 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
     ) -> None:
         super().__init__(*args, **kwargs)
         if self.cp_size != 1:
-            raise UnsupportedError(
-                f"--decode-context-parallel-size={self.cp_size}: range addressing needs all "
-                "positions of a request on one rank. Set it to 1, or serve with "
-                "--kv-cache-backend paged."
-            )
+            support.refuse("decode-context-parallel", self.cp_size)
         for group, (table, size) in enumerate(
             zip(self.input_block_tables, self.block_sizes, strict=True)
         ):

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from vllm_tagma import support, versions
+from vllm_tagma.class_names import SCHEDULERS, WORKERS
 from vllm_tagma.config import (
     BACKEND_KEY,
     BACKENDS,
@@ -34,7 +35,7 @@ from vllm_tagma.config import (
     with_option,
 )
 from vllm_tagma.errors import ConfigError, SeamError
-from vllm_tagma.integration.seams import SCHEDULERS, WORKERS, require_seams
+from vllm_tagma.integration.seams import require_seams
 
 FLAG = "--kv-cache-backend"
 

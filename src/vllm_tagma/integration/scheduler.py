@@ -6,7 +6,7 @@ arguments and refuses any that it does not know; right after, the type is checke
 constructor would have to follow vLLM in every release.
 
 This runs in the engine core, where the cache groups of the loaded model are known, so it is also
-the second gate of ``support.py``.
+the second gate of ``support/``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_tagma import support, versions
+from vllm_tagma.class_names import WORKERS
 from vllm_tagma.config import BACKEND_KEY, TagmaConfig, backend_of
 from vllm_tagma.errors import ConfigError, SeamError
 from vllm_tagma.integration.row_moves import with_row_moves
-from vllm_tagma.integration.seams import WORKERS, require_seams
+from vllm_tagma.integration.seams import require_seams
 from vllm_tagma.integration.stats import StatsFeed
 from vllm_tagma.manager import TagmaKVCacheManager
 

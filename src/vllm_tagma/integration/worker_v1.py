@@ -30,6 +30,7 @@ from vllm.v1.worker.block_table import BlockTable, SlotMappingMode
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from vllm_tagma import support
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import SeamError, UnsupportedError
 from vllm_tagma.integration.row_moves import (
@@ -167,19 +168,12 @@ def adopt_block_table(
             "unknown vLLM has replaced it. Serve with --kv-cache-backend paged."
         )
     if table.slot_mapping_mode is not SlotMappingMode.TOKEN_TO_KV_SLOT:
-        raise UnsupportedError(
-            f"a KV-cache group with slot mapping {table.slot_mapping_mode.value!r} has no token "
-            "slots to address by range (Mamba-like state). Serve with --kv-cache-backend paged."
-        )
-    for option, world_size in (
-        ("--decode-context-parallel-size", table.dcp_world_size),
-        ("--prefill-context-parallel-size", table.pcp_world_size),
-    ):
-        if world_size != 1:
-            raise UnsupportedError(
-                f"{option}={world_size}: range addressing needs all positions of a request on one "
-                "rank. Set it to 1, or serve with --kv-cache-backend paged."
-            )
+        mode = f"{table.slot_mapping_mode.value!r}"
+        support.refuse("mamba", mode, option="the slot mapping of a cache group")
+    if table.dcp_world_size != 1:
+        support.refuse("decode-context-parallel", table.dcp_world_size)
+    if table.pcp_world_size != 1:
+        support.refuse("prefill-context-parallel", table.pcp_world_size)
     table.ranges = RangeTable(max_rows=table.max_num_reqs, name_row=name_row)
     table.audit = audit
     table.name_row = name_row
@@ -223,7 +217,7 @@ class TagmaCPUModelRunner(CPUModelRunner):  # type: ignore[misc]
             state = self.requests.get(request_id)
             if state is None:
                 continue
-            (held,) = state.block_ids  # one cache group: support.py refuses more
+            (held,) = state.block_ids  # one cache group: support/ refuses more
             block_ids = moved_block_ids(ranges)
             require_within(request=f"request {request_id}", moved=len(block_ids), held=len(held))
             row = self.input_batch.req_id_to_index.get(request_id)

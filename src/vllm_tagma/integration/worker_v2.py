@@ -12,7 +12,7 @@ Seam 4, ``GPUModelRunner.add_requests``: rows whose blocks have moved are rewrit
 the step that copies the blocks (``row_moves.py``). It can go when vLLM's scheduler output can say
 that a running row changed.
 
-``TagmaWorker`` has not run on a GPU yet; ``experimental_gpu`` admits it (``support.py``). The CPU
+``TagmaWorker`` has not run on a GPU yet; ``experimental_gpu`` admits it (``support/``). The CPU
 worker exists to test everything above the GPU's own code generator.
 """
 

@@ -2,7 +2,6 @@
 
 This folder imports torch, numpy and Triton, and nothing of vLLM or of the rest of this package, so
 that it also runs on a GPU machine that has only those. Reading order: ``range_tables.py`` (a row),
-``reference.py`` (what the kernels compute), ``slot_mapping.py`` and ``expansion.py`` (how).
-``paged.py`` is the baseline: one table load per position, one table copy per step.
-``python -m vllm_tagma.kernels.gpu_check`` checks and times them natively.
+``slot_mapping.py`` and ``expansion.py`` (how it becomes slots and tables). What the kernels must
+compute, and what they are timed against, is in ``lab/kernel_check/``.
 """

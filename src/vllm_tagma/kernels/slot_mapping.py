@@ -3,7 +3,7 @@
 A program serves one request of one cache group. If the request has several ranges it loads their
 first blocks once, as one vector, and finds the ranges that a tile of positions touches by counting;
 then one descriptor load per range touched, however many positions it holds. A paged kernel loads
-one table entry per position (``paged.py``).
+one table entry per position (``lab/kernel_check/paged.py``).
 
 The grid, the -1 convention and the padding follow vLLM's kernel, so that CUDA graphs see the same.
 Slots are 64-bit throughout; vLLM multiplies in 32 bits.

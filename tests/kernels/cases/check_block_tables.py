@@ -26,8 +26,8 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 
 from vllm_tagma.errors import InvariantError, RangeCapError, UnsupportedError
 from vllm_tagma.integration.block_tables_v2 import TagmaBlockTables
-from vllm_tagma.kernels import checks
-from vllm_tagma.kernels.layouts import draw_batch
+from vllm_tagma.lab.kernel_check import kernel_checks
+from vllm_tagma.lab.kernel_check.layouts import draw_batch
 from vllm_tagma.worker.slot_audit import SlotAudit
 
 HAS_WINDOW = "sliding_window_reach" in inspect.signature(BlockTables.__init__).parameters
@@ -100,7 +100,7 @@ def check_slots_and_tables_equal_vllms(device: str, name: str) -> None:
         mapping = batch.idx_mapping
         # vLLM's gather has no row for a dummy; the runner never hands it one.
         gathered = tables.gather_block_tables(mapping.clamp(min=0), num_reqs_padded=requests)
-        tables.slot_mappings.fill_(checks.STALE)
+        tables.slot_mappings.fill_(kernel_checks.STALE)
         slots = tables.compute_slot_mappings(
             mapping, batch.query_start_loc, batch.positions, batch.num_tokens + 5
         )
@@ -266,14 +266,14 @@ def check_tables_go_where_the_caller_wants(device: str) -> None:
     tables = _tagma(device)
     tables.append_block_ids(1, ([3, 4, 8],), overwrite=True)
     tables.apply_staged_writes()
-    out = torch.full((3, 64), checks.STALE, dtype=torch.int32, device=device)
-    slots = torch.full((1, 20), checks.STALE, dtype=torch.int64, device=device)
+    out = torch.full((3, 64), kernel_checks.STALE, dtype=torch.int32, device=device)
+    slots = torch.full((1, 20), kernel_checks.STALE, dtype=torch.int64, device=device)
     mapping = torch.ones(1, dtype=torch.int32, device=device)
     pointers = torch.tensor([out.data_ptr()], dtype=torch.uint64, device=device)
     (found,) = tables.gather_block_tables(mapping, 2, out=(out,), out_ptrs=pointers)
-    assert found[0, :4].tolist() == [3, 4, 8, checks.STALE]
+    assert found[0, :4].tolist() == [3, 4, 8, kernel_checks.STALE]
     assert found[1].tolist() == [0] * 64
-    assert out[2].tolist() == [checks.STALE] * 64
+    assert out[2].tolist() == [kernel_checks.STALE] * 64
     starts = torch.tensor([0, 2], dtype=torch.int32, device=device)
     positions = torch.tensor([31, 32], device=device)
     tables.compute_slot_mappings(mapping, starts, positions, 4, out=slots)
@@ -329,7 +329,7 @@ def check_a_row_too_long_is_refused_as_by_vllm(device: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cp_size": 2}, "--decode-context-parallel-size=2"),
+        ({"cp_size": 2}, "--decode-context-parallel-size is 2"),
         (
             {"block_sizes": [1 << 20], "max_num_blocks_per_group": [2048], "max_num_reqs": 1},
             "Lower --max-model-len",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_tagma.kernels import checks
+from vllm_tagma.lab.kernel_check import kernel_checks
 
 
 def check_a_replayed_graph_sees_new_rows(device: str) -> None:
     if device != "cuda":
         pytest.skip("graphs need a CUDA device")
-    checks.check_graph(device=device)
+    kernel_checks.check_graph(device=device)

@@ -16,8 +16,9 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
-from vllm_tagma.kernels import checks, expansion, paged, reference, slot_mapping
-from vllm_tagma.kernels.layouts import Batch, draw_batch
+from vllm_tagma.kernels import expansion, slot_mapping
+from vllm_tagma.lab.kernel_check import kernel_checks, kernel_reference, paged
+from vllm_tagma.lab.kernel_check.layouts import Batch, draw_batch
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +68,7 @@ def _requests(batch: Batch) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _range_of_block(ids: list[int]) -> np.ndarray:
-    return np.repeat(*np.array([[r, n] for r, (_, n) in enumerate(reference.encode(ids))]).T)
+    return np.repeat(*np.array([[r, n] for r, (_, n) in enumerate(kernel_reference.encode(ids))]).T)
 
 
 BATCHES = {
@@ -93,7 +94,7 @@ def check_slots_load_one_descriptor_per_range_and_tile(name: str) -> None:
     batch = draw_batch(seed=1, device="cpu", **BATCHES[name])
     tables = batch.tables.tables
     with counted(start=tables.range_start, cum=tables.range_cum, positions=batch.positions) as got:
-        checks.slot_mapping_of(slot_mapping.compute_slot_mappings, batch)
+        kernel_checks.slot_mapping_of(slot_mapping.compute_slot_mappings, batch)
     descriptors = searched = blocks_entered = 0
     for row, positions in _requests(batch):
         range_of = _range_of_block(batch.rows[0][row])
@@ -115,7 +116,7 @@ def check_slots_load_one_descriptor_per_range_and_tile(name: str) -> None:
 def check_paged_slots_load_one_entry_per_position(name: str) -> None:
     batch = draw_batch(seed=1, device="cpu", **BATCHES[name])
     table = batch.block_table(0, width=max(len(ids) for ids in batch.rows[0]))
-    out = torch.full((batch.num_tokens + 5,), checks.STALE, dtype=torch.int64)
+    out = torch.full((batch.num_tokens + 5,), kernel_checks.STALE, dtype=torch.int64)
     with counted(table=table) as loads:
         paged.compute_slot_mappings(
             table,
@@ -126,7 +127,7 @@ def check_paged_slots_load_one_entry_per_position(name: str) -> None:
             out=out,
         )
     assert loads.lanes["table"] == batch.num_tokens
-    expected = checks.slot_mapping_of(slot_mapping.compute_slot_mappings, batch)[0]
+    expected = kernel_checks.slot_mapping_of(slot_mapping.compute_slot_mappings, batch)[0]
     assert torch.equal(out, expected[: len(out)])
 
 
@@ -135,7 +136,7 @@ def check_expansion_loads_descriptors_and_no_ids(name: str) -> None:
     batch = draw_batch(seed=1, device="cpu", **BATCHES[name])
     tables = batch.tables.tables
     with counted(start=tables.range_start, cum=tables.range_cum) as loads:
-        found = checks.expansion_of(expansion.expand_block_tables, batch, group=0, padding=0)
+        found = kernel_checks.expansion_of(expansion.expand_block_tables, batch, group=0, padding=0)
     ranges = searched = 0
     for row, _ in _requests(batch):
         range_of = _range_of_block(batch.rows[0][row])
@@ -146,7 +147,7 @@ def check_expansion_loads_descriptors_and_no_ids(name: str) -> None:
 
     requests = batch.idx_mapping.shape[0]
     table = batch.block_table(0, width=found.shape[1])
-    copied = torch.full_like(found, checks.STALE)
+    copied = torch.full_like(found, kernel_checks.STALE)
     with counted(table=table) as loads:
         paged.gather_block_tables(
             table, tables.num_blocks[0], batch.idx_mapping, num_rows=requests, out=copied

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_tagma.kernels import range_tables, reference
+from vllm_tagma.kernels import range_tables
 from vllm_tagma.kernels.range_tables import (
     MAX_RANGES,
     DeviceRangeTables,
     RangeTables,
     TooManyRangesError,
 )
+from vllm_tagma.lab.kernel_check import kernel_reference
 
 
 def _ids(tables: DeviceRangeTables, row: int, group: int = 0) -> list[int]:
     """The ids of a row as the device has them."""
     host = tables.host_copy()
-    return [int(i) for i in reference.decode(host.tables, group=group, row=row)]
+    return [int(i) for i in kernel_reference.decode(host.tables, group=group, row=row)]
 
 
 def _state(tables: DeviceRangeTables) -> list[list[int]]:
@@ -44,7 +45,7 @@ def check_random_appends_equal_a_list(device: str) -> None:
         for group in range(2):
             ids = model[group][row]
             assert tables.num_blocks(group=group, row=row) == len(ids)
-            assert tables.num_ranges(group=group, row=row) == len(reference.encode(ids))
+            assert tables.num_ranges(group=group, row=row) == len(kernel_reference.encode(ids))
         if rng.random() < 0.4:
             tables.apply_staged_writes()
             tables.check_invariants()
@@ -134,7 +135,7 @@ def check_replaced_leading_blocks_equal_a_list(device: str) -> None:
                 at += count
             tables.replace_leading(row, new, group=group)
         assert tables.num_blocks(group=group, row=row) == len(ids)
-        assert tables.num_ranges(group=group, row=row) == len(reference.encode(ids))
+        assert tables.num_ranges(group=group, row=row) == len(kernel_reference.encode(ids))
         if rng.random() < 0.3:
             tables.apply_staged_writes()
             tables.check_invariants()
@@ -235,5 +236,5 @@ def check_the_write_kernel_equals_its_reference(device: str) -> None:
     found = DeviceRangeTables(groups=2, rows=3, device=device).tables
     expected = DeviceRangeTables(groups=2, rows=3, device="cpu").tables
     range_tables.write_rows(found, packed.to(device), 4)
-    reference.write_rows(expected, packed, 4)
+    kernel_reference.write_rows(expected, packed, 4)
     assert all(torch.equal(f.cpu(), e) for f, e in zip(found, expected, strict=True))

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_tagma.kernels import checks, expansion, reference, slot_mapping
+from vllm_tagma.kernels import expansion, slot_mapping
 from vllm_tagma.kernels.range_tables import PAD_SLOT_ID, DeviceRangeTables
+from vllm_tagma.lab.kernel_check import kernel_checks, kernel_reference
 
 
-@pytest.mark.parametrize("case", range(len(checks.CASES)), ids=[n for n, _ in checks.CASES])
+@pytest.mark.parametrize(
+    "case", range(len(kernel_checks.CASES)), ids=[n for n, _ in kernel_checks.CASES]
+)
 def check_case(device: str, case: int) -> None:
-    checks.check_case(case, device=device)
+    kernel_checks.check_case(case, device=device)
 
 
 def _slots(device: str, ids: list[int], at: list[int], **changes: Any) -> list[int]:
@@ -29,7 +32,7 @@ def _slots(device: str, ids: list[int], at: list[int], **changes: Any) -> list[i
         "positions": torch.tensor(at, dtype=torch.int64),
         "block_sizes": torch.tensor([16], dtype=torch.int32),
         "enabled": torch.tensor([True]),
-        "out": torch.full((1, 12), checks.STALE, dtype=torch.int64),
+        "out": torch.full((1, 12), kernel_checks.STALE, dtype=torch.int64),
         **changes,
     }
     values = {name: tensor.to(device) for name, tensor in values.items()}
@@ -102,14 +105,14 @@ def check_wrong_arguments_are_refused(
 @pytest.mark.parametrize("reach", [1, 16, 40, 10_000])
 def check_windows_are_masked(device: str, reach: int) -> None:
     """Entries wholly below the window become null, from the tokens computed of each row."""
-    batch = checks.draw_batch(seed=reach, device=device, requests=5, num_ranges=(1, 5))
+    batch = kernel_checks.draw_batch(seed=reach, device=device, requests=5, num_ranges=(1, 5))
     computed = torch.arange(8, dtype=torch.int32) * 8 + min(reach, 40) - 1  # around block edges
     tables = []
     for expand, where in (
         (expansion.expand_block_tables, batch),
-        (reference.expand_block_tables, checks.on_host(batch)),
+        (kernel_reference.expand_block_tables, kernel_checks.on_host(batch)),
     ):
-        out = torch.full((6, 40), checks.STALE, dtype=torch.int32)
+        out = torch.full((6, 40), kernel_checks.STALE, dtype=torch.int32)
         out = out.to(where.positions.device)
         expand(
             where.tables.tables,
@@ -130,7 +133,7 @@ def check_a_row_longer_than_the_table_is_cut(device: str) -> None:
     tables = DeviceRangeTables(groups=1, rows=1, device=device)
     tables.append(0, [[9, 10, 3, 4]])
     tables.apply_staged_writes()
-    out = torch.full((2, 3), checks.STALE, dtype=torch.int32, device=device)
+    out = torch.full((2, 3), kernel_checks.STALE, dtype=torch.int32, device=device)
     expansion.expand_block_tables(
         tables.tables,
         torch.zeros(1, dtype=torch.int32, device=device),
@@ -139,7 +142,7 @@ def check_a_row_longer_than_the_table_is_cut(device: str) -> None:
         out=out,
         block_size=16,
     )
-    assert out.tolist() == [[9, 10, 3], [checks.STALE] * 3]
+    assert out.tolist() == [[9, 10, 3], [kernel_checks.STALE] * 3]
 
 
 @pytest.mark.parametrize(
@@ -170,4 +173,4 @@ def check_encode_is_the_inverse_of_decode() -> None:
         ids = rng.integers(0, 6, size=int(rng.integers(0, 12))).tolist()
         tables = DeviceRangeTables(groups=1, rows=1, device="cpu")
         tables.append(0, [ids])
-        assert tables.num_ranges(group=0, row=0) == len(reference.encode(ids))
+        assert tables.num_ranges(group=0, row=0) == len(kernel_reference.encode(ids))

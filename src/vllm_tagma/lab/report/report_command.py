@@ -1,0 +1,62 @@
+"""``tagma report``: the sub-command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vllm_tagma.errors import TagmaError
+
+
+def report(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Results of 'tagma bench host --json', or one folder of 'tagma bench serve'.",
+            metavar="FILES...",
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")],
+) -> None:
+    """One HTML page and one Markdown file from benchmark results.
+
+    Of results of 'bench host' the newest is reported, older ones are compared with it; a folder of
+    'bench serve' is reported alone. Nothing is measured. Exit status: 0 written, 1 not. Example:
+    tagma report host.json --output report
+    """
+    try:
+        written = write_report(files, output)
+    except TagmaError as error:
+        typer.echo(f"tagma report: {error}", err=True)
+        raise typer.Exit(1) from None
+    for path in written:
+        typer.echo(str(path))
+
+
+def write_report(files: list[Path], output: Path) -> list[Path]:
+    """Writes ``report.html``, ``report.md`` and ``figures/*.svg``; returns the first two.
+
+    Raises ``ResultError`` for a file that is no result, ``RecordError`` for a folder that is no
+    series, ``ChartError`` without matplotlib.
+    """
+    series = [path for path in files if path.is_dir()]
+    if series:
+        return _write_series(series, files, output)
+    from vllm_tagma.lab.bench import schema
+    from vllm_tagma.lab.report import content
+    from vllm_tagma.lab.report.files import write_document
+
+    return write_document(content.build([schema.read(path) for path in files]), output)
+
+
+def _write_series(series: list[Path], files: list[Path], output: Path) -> list[Path]:
+    from vllm_tagma.lab.bench_serve.record import RecordError
+    from vllm_tagma.lab.report.serve_files import write_series_report
+
+    if len(files) > 1:
+        raise RecordError(
+            f"{series[0]} is a folder: a series of 'tagma bench serve' is reported alone"
+        )
+    return write_series_report(series[0], output)[0]

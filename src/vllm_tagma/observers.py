@@ -1,0 +1,91 @@
+"""Who watches the manager's blocks: KV events, and vLLM's residency metrics.
+
+Both are told in vLLM's own order: touched, evicted, allocated, stored. What the core did by itself
+(evictions, moves) is read from it afterwards, so nothing is kept while nobody watches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm_tagma.stand_ins import BlockId
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+    from vllm.v1.request import Request
+
+    from vllm_tagma._native import BlockRanges, Pool
+    from vllm_tagma.events import EventLog
+
+
+class Observers:
+    """Passes on what happens to the blocks of a pool made with ``record_evictions``."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        events: EventLog | None,
+        collector: KVCacheMetricsCollector | None,
+        enable_caching: bool,
+    ) -> None:
+        self._pool = pool
+        self._events = events
+        self._collector = collector
+        self._enable_caching = enable_caching
+        self.watching = events is not None or collector is not None
+
+    def allocated(
+        self, request: Request, hit: BlockRanges, added: BlockRanges, published: int, publish: int
+    ) -> None:
+        """A request adopted ``hit``, was given ``added``, and its blocks from ``published`` up to
+        ``publish`` are in the cache. O(blocks)."""
+        collector = self._collector
+        if collector is not None:
+            for block_id in hit.ids():
+                collector.on_block_accessed(BlockId(block_id))
+        self.blocks_left()
+        moves = self._pool.take_relocations()
+        if collector is not None:
+            self._follow(collector, moves)
+            for block_id in added.ids():
+                if self._enable_caching:
+                    collector.on_block_evicted(BlockId(block_id))  # ends a sampled lifetime
+                collector.on_block_allocated(BlockId(block_id))
+        self.stored(request, published, publish)
+
+    def stored(self, request: Request, first: int, last: int) -> None:
+        """Blocks [first, last) of the request are in the cache. O(tokens)."""
+        if self._events is not None:
+            self._events.stored(request, first, last)
+
+    def blocks_left(self) -> None:
+        """Passes on the blocks that left the cache since the last call. O(these)."""
+        if not self.watching:
+            return
+        for block_id, _group, block_hash in self._pool.take_evicted():
+            if self._collector is not None:
+                self._collector.on_block_evicted(BlockId(block_id))
+            if self._events is not None:
+                self._events.removed(block_hash)
+
+    def cleared(self) -> None:
+        """The cache was emptied."""
+        if self._collector is not None:
+            self._collector.reset()
+        if self._events is not None:
+            self._events.cleared()
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """KV events since the last call, in order."""
+        return self._events.take() if self._events is not None else []
+
+    @staticmethod
+    def _follow(collector: KVCacheMetricsCollector, moves: list[tuple[int, int]]) -> None:
+        """Lets residency samples follow their blocks: a move is neither eviction nor access."""
+        for source, destination in moves:
+            collector.on_block_evicted(BlockId(destination))  # what was there has left unnoticed
+            sample = collector.block_metrics.pop(source, None)
+            if sample is not None:
+                collector.block_metrics[destination] = sample

@@ -1,0 +1,225 @@
+"""The questions that the support matrix asks a configuration. Rows: ``rule_table.py``.
+
+Each probe looks into a ``VllmConfig`` or a ``KVCacheConfig`` and returns the offending value as
+text, or ``None``. An attribute that one vLLM release does not have counts as not set. vLLM's
+classes are told by name, so that no probe imports vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from vllm_tagma.class_names import CPU_WORKER, GPU_WORKER, SCHEDULERS, WORKERS
+from vllm_tagma.config import TagmaConfig
+from vllm_tagma.support.rule import Find
+
+
+def attribute(config: Any, path: str) -> Any:
+    """``config.a.b`` for ``"a.b"``; ``None`` where an attribute on the way is absent or None."""
+    for name in path.split("."):
+        config = getattr(config, name, None)
+    return config
+
+
+def unless(path: str, *served: object) -> Find:
+    """Finds the value at ``path`` unless it is absent, None, or one of ``served``."""
+
+    def find(config: Any) -> str | None:
+        value = attribute(config, path)
+        if value is None or value in served:
+            return None
+        return value if isinstance(value, str) else repr(value)
+
+    return find
+
+
+def model_is(path: str) -> Find:
+    """Finds that the flag at ``path`` is true; shows the model's architecture."""
+
+    def find(config: Any) -> str | None:
+        if not attribute(config, path):
+            return None
+        return str(attribute(config, "model_config.architecture") or "of that kind")
+
+    return find
+
+
+def if_not_empty(path: str) -> Find:
+    """Finds a collection at ``path`` that has entries."""
+
+    def find(config: Any) -> str | None:
+        value = attribute(config, path)
+        return str(value) if value else None
+
+    return find
+
+
+def if_set(path: str, show: str = "") -> Find:
+    """Finds that the object at ``path`` is present; shows its attribute ``show``."""
+
+    def find(config: Any) -> str | None:
+        value = attribute(config, path)
+        if value is None:
+            return None
+        shown = attribute(value, show) if show else None
+        return "set" if shown is None else str(shown)
+
+    return find
+
+
+def kv_transfer(config: Any) -> str | None:
+    if attribute(config, "cache_config.kv_offloading_size") is not None:
+        return None  # vLLM derives the connector from it; that row speaks
+    return if_set("kv_transfer_config", "kv_connector")(config)
+
+
+def prefix_match_unit(config: Any) -> str | None:
+    unit = attribute(config, "cache_config.prefix_match_unit")
+    block_size = attribute(config, "cache_config.block_size")
+    return None if unit in (None, block_size) else f"{unit} with a block size of {block_size}"
+
+
+def sliding_window(config: Any) -> str | None:
+    layers = attribute(config, "model_config.hf_text_config.layer_types") or ()
+    window = attribute(config, "model_config.hf_text_config.sliding_window")
+    if window is not None and (attribute(config, "cache_config.sliding_window") is not None):
+        return f"{window} tokens"
+    mixed = window is not None and any("sliding" in str(layer) for layer in layers)
+    return f"{window} tokens in some layers" if mixed else None
+
+
+def scheduler_class(config: Any) -> str | None:
+    given = attribute(config, "scheduler_config.scheduler_cls")
+    return None if given is None or given in SCHEDULERS.values() else str(given)
+
+
+def worker_class(config: Any) -> str | None:
+    given = attribute(config, "parallel_config.worker_cls")
+    v2 = bool(attribute(config, "use_v2_model_runner"))
+    if (given, v2) in WORKERS or given in WORKERS.values():
+        return None
+    return f"{given} with Model Runner V1" if given == GPU_WORKER else str(given)
+
+
+def _runs_on(config: Any, platform_worker: str) -> bool:
+    """True for vLLM's worker of a platform, and for the one that takes its place."""
+    given = attribute(config, "parallel_config.worker_cls")
+    return given in {platform_worker} | {
+        ours for (stock, _), ours in WORKERS.items() if stock == platform_worker
+    }
+
+
+def unproven_gpu(config: Any) -> str | None:
+    if not _runs_on(config, GPU_WORKER) or _options(config).experimental_gpu:
+        return None
+    return str(attribute(config, "parallel_config.worker_cls"))
+
+
+def v2_on_cpu(config: Any) -> str | None:
+    if not attribute(config, "use_v2_model_runner") or not _runs_on(config, CPU_WORKER):
+        return None
+    if not _options(config).v2_interpreter:
+        return "True"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return None if interpreted else "True while TRITON_INTERPRET is not 1"
+
+
+def _options(config: Any) -> TagmaConfig:
+    return TagmaConfig.from_sources(getattr(config, "additional_config", None))
+
+
+def alignment(config: Any) -> str | None:
+    found = _options(config).alignment
+    return None if found == 1 else f"{found} blocks"
+
+
+# ---- KVCacheConfig ------------------------------------------------------------------------------
+
+
+def _groups(cache: Any) -> list[Any]:
+    return list(cache.kv_cache_groups)
+
+
+def group_count(cache: Any) -> str | None:
+    count = len(_groups(cache))
+    return None if count == 1 else str(count)
+
+
+def _lineage(spec: Any) -> set[str]:
+    return {base.__name__ for base in type(spec).__mro__}
+
+
+def spec_of_kind(kinds: Iterable[str]) -> Find:
+    """Finds a group whose spec is, or derives from, one of ``kinds`` (class names)."""
+    wanted = set(kinds)
+
+    def find(cache: Any) -> str | None:
+        for group in _groups(cache):
+            if _lineage(group.kv_cache_spec) & wanted:
+                return type(group.kv_cache_spec).__name__
+        return None
+
+    return find
+
+
+MLA = ("MLAAttentionSpec", "SlidingWindowMLASpec")
+WINDOWED = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec", "RSWASpec", "CircularBufferSpec")
+MAMBA = ("MambaSpec",)
+CROSS = ("CrossAttentionSpec", "EncoderOnlyAttentionSpec")
+_NAMED = {*MLA, *WINDOWED, *MAMBA, *CROSS}
+
+
+def windowed_spec(cache: Any) -> str | None:
+    for group in _groups(cache):
+        spec = group.kv_cache_spec
+        # With the hybrid manager off, windowed layers appear as full attention with a window.
+        for name in ("sliding_window", "attention_chunk_size"):
+            window = getattr(spec, name, None)
+            if type(spec).__name__ == "FullAttentionSpec" and window is not None:
+                return f"{name}={window} tokens"
+    return spec_of_kind(set(WINDOWED) - set(MLA))(cache)
+
+
+def other_spec(cache: Any) -> str | None:
+    for group in _groups(cache):
+        spec = group.kv_cache_spec
+        if _lineage(spec) & _NAMED:
+            continue  # a row of its own speaks
+        if type(spec).__name__ != "FullAttentionSpec":
+            return type(spec).__name__
+        if getattr(spec, "non_causal", False):
+            return "FullAttentionSpec with non_causal=True"
+        if getattr(spec, "tokens_per_state", 1) != 1:
+            return f"FullAttentionSpec with tokens_per_state={spec.tokens_per_state}"
+    return None
+
+
+def special_group(cache: Any) -> str | None:
+    for group in _groups(cache):
+        role = getattr(group, "role", "default")
+        if getattr(role, "value", role) != "default":
+            return f"role={getattr(role, 'value', role)}"
+        if getattr(group, "host_resident", False):
+            return "host_resident=True"
+        if not getattr(group.kv_cache_spec, "prefix_cacheable", True):
+            return "prefix_cacheable=False"
+        replay = getattr(group.kv_cache_spec, "prefix_replay_tokens", 0)
+        if replay:
+            return f"prefix_replay_tokens={replay}"
+    if getattr(cache, "hisparse_host_num_blocks", None) is not None:
+        return f"hisparse_host_num_blocks={cache.hisparse_host_num_blocks}"
+    return None
+
+
+def hash_block_size(cache: Any) -> str | None:
+    hashed = getattr(cache, "hash_block_size", None)
+    sizes = {group.kv_cache_spec.block_size for group in _groups(cache)}
+    if hashed is None or len(sizes) != 1 or hashed in sizes:
+        return None
+    return f"{hashed} tokens with a block size of {sizes.pop()}"
+
+
+def zeroing(cache: Any) -> str | None:
+    return "required" if getattr(cache, "needs_kv_cache_zeroing", False) else None

@@ -1,0 +1,87 @@
+"""Rows of the support matrix that are served. How rows are joined: ``rule_table.py``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from vllm_tagma.support.rule import Rule
+
+SERVED_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        id="cpu-worker",
+        title="the CPU backend of vLLM (Model Runner V1)",
+        option="vllm.v1.worker.cpu_worker.CPUWorker",
+        status="served",
+        why="slots are computed by range arithmetic; attention reads the block table",
+    ),
+    Rule(
+        id="prefix-caching",
+        title="prefix caching, on or off",
+        option="--[no-]enable-prefix-caching",
+        status="served",
+        why="same hits as vLLM; all its hash functions",
+    ),
+    Rule(
+        id="chunked-prefill",
+        title="chunked prefill, on or off",
+        option="--[no-]enable-chunked-prefill",
+        status="served",
+        why="a prompt's blocks grow in place where the next blocks are free",
+    ),
+    Rule(
+        id="priority",
+        title="priority scheduling and preemption",
+        option="--scheduling-policy priority",
+        status="served",
+        why="a request preempted in the step that published its blocks leaves no hits behind",
+    ),
+    Rule(
+        id="watermark",
+        title="allocation watermark and full-prompt reservation",
+        option="--watermark, --scheduler-reserve-full-isl",
+        status="served",
+        why="free blocks are counted exactly; holes never refuse a request",
+    ),
+    Rule(
+        id="lora",
+        title="LoRA adapters",
+        option="--enable-lora",
+        status="served",
+        why="the adapter is part of vLLM's block hashes, which are compared, never tokens",
+    ),
+    Rule(
+        id="multimodal",
+        title="multimodal inputs and cache salts",
+        option="mm_processor_kwargs, cache_salt",
+        status="served",
+        why="also part of the block hashes; the model must be full attention",
+    ),
+    Rule(
+        id="structured-output",
+        title="structured output",
+        option="structured_outputs",
+        status="served",
+        why="does not touch KV-cache blocks",
+    ),
+    Rule(
+        id="quantised-weights",
+        title="quantised weights",
+        option="--quantization",
+        status="served",
+        why="does not touch KV-cache blocks",
+    ),
+    Rule(
+        id="kv-events",
+        title="KV-cache events",
+        option="--kv-events-config",
+        status="served",
+        why="the stream replays to the resident set",
+    ),
+    Rule(
+        id="kv-metrics",
+        title="KV-cache residency metrics",
+        option="--kv-cache-metrics",
+        status="served",
+        why="the collector sees every allocation, access and eviction",
+    ),
+)
