@@ -18,7 +18,7 @@
 class PoolPair : public PoolPrediction {
  public:
   PoolPair(const tagma::PoolOptions& options, const KeyBook& book)
-      : PoolPrediction(options, book), worker(options.num_blocks) {}
+      : PoolPrediction(options, book), worker(options.num_blocks, options.max_ranges) {}
 
   // --- steps ------------------------------------------------------------------------------------
 

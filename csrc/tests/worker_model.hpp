@@ -20,7 +20,8 @@
 
 class WorkerModel {
  public:
-  explicit WorkerModel(int32_t num_blocks) : contents_(static_cast<size_t>(num_blocks), kNothing) {}
+  WorkerModel(int32_t num_blocks, int32_t max_ranges)
+      : max_ranges_(max_ranges), contents_(static_cast<size_t>(num_blocks), kNothing) {}
 
   // --- told while the step is scheduled ---------------------------------------------------------
 
@@ -58,7 +59,8 @@ class WorkerModel {
     }
   }
 
-  // Law W2: an update continues what the worker's row holds, and never shortens it.
+  // Law W2: an update continues what the worker's row holds, and never shortens it. And the row
+  // stays under the cap, although nobody tells it what fell out of a window.
   void update(const tagma::RowChange& change) {
     std::vector<tagma::BlockId>& blocks = rows_.at({change.row, change.group}).blocks;
     const auto first = static_cast<size_t>(change.first_block);
@@ -66,6 +68,9 @@ class WorkerModel {
     CHECK(first + static_cast<size_t>(change.blocks.num_blocks()) >= blocks.size());
     blocks.resize(first);
     for (const tagma::BlockId b : BlockModel::ids(change.blocks)) blocks.push_back(b);
+    tagma::RangeList row;
+    for (const tagma::BlockId b : blocks) row.append({b, 1});
+    CHECK(row.num_ranges() <= max_ranges_);
   }
 
   // The worker's row is the pool's, but for blocks that fell out of a window: it is not told.
@@ -161,6 +166,7 @@ class WorkerModel {
     return false;
   }
 
+  int32_t max_ranges_;  // that fit into the range table row
   std::vector<int64_t> contents_;
   std::map<Name, Row> rows_;
   std::map<tagma::PinHandle, Pin> pins_;
