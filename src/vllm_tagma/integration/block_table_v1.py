@@ -41,10 +41,10 @@ class TagmaBlockTable(BlockTable):  # type: ignore[misc]
         update = self._take_update(row_idx)
         if update is not None:
             self.apply_update(update, row_idx, int(self.num_blocks_per_row[row_idx]), block_ids)
-            return
-        # Ranges first: if they refuse, neither table has changed.
-        self.ranges.append(row_idx, block_ids)
-        super().append_row(block_ids, row_idx)
+        elif block_ids:
+            # Ranges first: if they refuse, neither table has changed.
+            self.ranges.append(row_idx, block_ids)
+            super().append_row(block_ids, row_idx)
 
     def add_row(self, block_ids: list[int], row_idx: int) -> None:
         update = self._take_update(row_idx)

@@ -104,8 +104,8 @@ def require_fits(update: RowUpdate, *, held: int, brought: int) -> None:
         return
     raise InvariantError(
         f"law W2 (row updates): the update of request {update.request_id} names blocks "
-        f"{update.first_block} to {update.num_blocks} of group {update.group}; the worker's row has {held} blocks and the "
-        f"step brings {brought} more. {REPORT}"
+        f"{update.first_block} to {update.num_blocks} of group {update.group}; the worker's row "
+        f"has {held} blocks and the step brings {brought} more. {REPORT}"
     )
 
 
@@ -120,5 +120,6 @@ def require_same_ids(update: RowUpdate, block_ids: Sequence[int]) -> None:
         if ours != theirs:
             raise InvariantError(
                 f"law W1 (row updates): block {block} of request {update.request_id}, group "
-                f"{update.group}, is {ours} in its row update and {theirs} in the ids beside it. {REPORT}"
+                f"{update.group}, is {ours} in its row update and {theirs} in the ids beside it. "
+                f"{REPORT}"
             )

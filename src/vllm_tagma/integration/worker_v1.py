@@ -91,7 +91,8 @@ class TagmaCPUModelRunner(CPUModelRunner):  # type: ignore[misc]
                 continue
             ids = state.block_ids[group]
             if first < len(ids):
-                ids[first:] = ranges.truncated(len(ids) - first).ids()
+                moved = ranges.truncated(len(ids) - first).ids()
+                ids[first : first + len(moved)] = moved
 
     def _write_moved_rows(self, group: int, table: TagmaBlockTable) -> None:
         """Writes what vLLM had no reason to touch: rows that moved and got no new block.

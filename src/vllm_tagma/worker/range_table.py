@@ -19,7 +19,8 @@ from vllm_tagma.errors import RangeCapError
 from vllm_tagma.ranges import MAX_RANGES, Range
 
 
-def _row_name(row: int) -> str:
+def plain_name(row: int) -> str:
+    """What errors call a row if nobody knows better."""
     return f"row {row}"
 
 
@@ -34,7 +35,7 @@ class RangeTable:
         *,
         max_rows: int,
         max_ranges: int = MAX_RANGES,
-        name_row: Callable[[int], str] = _row_name,
+        name_row: Callable[[int], str] = plain_name,
     ) -> None:
         self._native = _native.RangeTable(max_rows, max_ranges)
         self._name_row = name_row
