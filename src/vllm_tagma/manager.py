@@ -392,6 +392,8 @@ class TagmaKVCacheManager:
                 sent.add((request_id, group))
             updates.append(RowUpdate(request_id, group, first_block, ranges))
         for request_id in whole:
+            if request_id not in self._rows:  # it has ended in the meantime
+                continue
             for group, ranges in enumerate(self.get_blocks(request_id).blocks):
                 if (request_id, group) not in sent:
                     updates.append(RowUpdate(request_id, group, 0, ranges))

@@ -35,7 +35,7 @@ class CanaryTrace(Trace):
             )
             for request, tokens, before in self.in_flight[-1].scheduled
         ]
-        self.unexecuted.append(self.pair.log.step(self.pair.copies, self.pair.row_moves, scheduled))
+        self.unexecuted.append(self.pair.log.step(self.pair.copies, self.pair.updates, scheduled))
         while len(self.unexecuted) > (1 if self.asynchronous else 0):
             self.worker.execute(self.unexecuted.pop(0))
 

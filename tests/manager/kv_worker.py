@@ -1,13 +1,15 @@
 """A worker's memory and rows in Python: it knows what steps tell it, and checks what it reads.
 
 Each token of a request has a canary that names all it depends on: the tokens before it, salt,
-adapter, images. A step copies blocks (all sources are read before a destination is written), moves
-rows, takes in whole rows and new blocks, writes the canaries of its tokens through the rows, in the
-order of the batch, and then every scheduled request reads its whole context. Shared blocks pass
-only if they hold what both expect; a hit on a block that was never written, a block with two
-owners, and a move that the copies or the row did not follow do not.
+adapter, images. A step copies blocks (all sources are read before a destination is written), writes
+the rows that its row updates name, then the canaries of its tokens through the rows, in the order
+of the batch, and then every scheduled request reads its whole context. Shared blocks pass only if
+they hold what both expect; a hit on a block that was never written, a block with two owners, and a
+move that the copies or the row did not follow do not.
 
-The scheduler's rows are never asked for here: a row is what was sent, plus what row moves say.
+The scheduler's rows are never asked for here: a row is what the updates say. The ids that vLLM
+sends beside them must say the same; a scheduler that sends no updates (vLLM's) is followed by its
+ids.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import Any
 import numpy as np
 from kv_requests import ids_of
 from vllm.v1.request import Request
+
+from vllm_tagma.row_update import RowUpdate
 
 
 @dataclasses.dataclass
@@ -35,11 +39,42 @@ class Step:
     """What a scheduler sends for one step, as ``SchedulerOutput`` carries it."""
 
     copies: list[tuple[int, int]]
-    row_moves: dict[str, list[tuple[int, int]]]
+    updates: list[RowUpdate] | None  # None: the scheduler sends none
     gone: set[str]  # finished or preempted since the last step
-    whole: dict[str, list[int]]  # rows of new and resumed requests
-    more: dict[str, list[int]]  # new blocks of running requests
+    whole: dict[str, list[int]]  # ids of new and resumed requests
+    more: dict[str, list[int]]  # ids of new blocks of running requests
     scheduled: list[Scheduled]
+
+    def apply_to(self, rows: dict[str, list[int]]) -> int:
+        """Changes a worker's rows; the number of rows in which a held block moved.
+
+        Raises ``AssertionError`` for an update that does not fit its row or contradicts the ids.
+        """
+        for name in self.gone:
+            rows.pop(name, None)
+        moved = 0
+        updated = set()
+        for name, group, first, ranges in self.updates or ():
+            assert group == 0
+            assert name not in updated, f"two updates of {name}"
+            updated.add(name)
+            assert name in rows or name in self.whole, f"{name} is not held by the worker"
+            held = [] if name in self.whole else rows[name]
+            row = held[:first] + ranges.ids()
+            new = self.whole.get(name, self.more.get(name, []))
+            assert first <= len(held), f"{name} holds {held}, its update begins at {first}"
+            assert len(row) == len(held) + len(new), f"{name} holds {held} + {new}, not {row}"
+            assert row[len(held) :] == new, f"{name} has {row}, and the ids beside it say {new}"
+            moved += row[: len(held)] != held
+            rows[name] = row
+        sent = self.whole.keys() | self.more.keys()
+        if self.updates is not None:
+            assert sent <= updated, f"no update of {sent - updated}"
+            return moved
+        rows.update({name: list(ids) for name, ids in self.whole.items()})
+        for name, ids in self.more.items():
+            rows[name].extend(ids)  # so a list must never be sent twice
+        return 0
 
 
 class StepLog:
@@ -66,16 +101,20 @@ class StepLog:
         self._more.pop(request.request_id, None)
         self.gone.add(request.request_id)
 
+    @property
+    def whole(self) -> set[str]:
+        """The requests whose whole row goes to the worker."""
+        return set(self._whole)
+
     def step(
-        self,
-        copies: list[tuple[int, int]],
-        row_moves: dict[str, list[tuple[int, int]]],
-        scheduled: list[Scheduled],
+        self, copies: list[tuple[int, int]], updates: list[RowUpdate], scheduled: list[Scheduled]
     ) -> Step:
         gone, self.gone = self.gone, set()
         whole = {name: ids_of(blocks) for name, blocks in self._whole.items()}
         more = {name: ids_of(blocks) for name, blocks in self._more.items()}
-        return Step(copies, row_moves, gone, whole, more, scheduled)
+        return Step(
+            copies, updates, gone, whole, {n: ids for n, ids in more.items() if ids}, scheduled
+        )
 
 
 class KvWorker:
@@ -90,15 +129,8 @@ class KvWorker:
         self._chains: dict[str, list[int]] = {}
 
     def execute(self, step: Step) -> None:
-        for name in step.gone:
-            self.rows.pop(name, None)
         self._copy(step.copies)
-        self._move_rows(step.row_moves)
-        assert step.row_moves.keys().isdisjoint(step.whole.keys() - self.rows.keys())
-        for name, ids in step.whole.items():
-            self.rows[name] = list(ids)
-        for name, ids in step.more.items():
-            self.rows[name] += ids
+        self.rows_moved += step.apply_to(self.rows)
         for part in step.scheduled:
             wanted = self.canaries(part.request, part.end)[part.start :]
             self.memory.reshape(-1)[self._slots(part)[part.start :]] = wanted
@@ -112,14 +144,6 @@ class KvWorker:
         assert all(0 < block < self.num_blocks for block in sources + destinations)
         self.memory[destinations] = self.memory[sources]
         self.copied += len(copies)
-
-    def _move_rows(self, row_moves: dict[str, list[tuple[int, int]]]) -> None:
-        for name, ranges in row_moves.items():
-            ids = [block for start, count in ranges for block in range(start, start + count)]
-            assert name in self.rows, f"a move of {name}, which the worker does not hold"
-            assert len(ids) == len(self.rows[name]), f"{name} holds {self.rows[name]}, not {ids}"
-            self.rows[name] = ids
-            self.rows_moved += 1
 
     def _slots(self, part: Scheduled) -> np.ndarray:
         row = np.array(self.rows[part.request.request_id])

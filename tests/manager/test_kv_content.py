@@ -17,6 +17,9 @@ from canary_trace import CanaryTrace
 from kv_worker import KvWorker, Step
 from manager_solo import Solo
 
+from vllm_tagma._native import BlockRanges
+from vllm_tagma.row_update import RowUpdate
+
 MODES = (
     "off/0/0.1",
     "idle/1/0.0",
@@ -59,26 +62,46 @@ def test_the_worker_sees_what_is_wrong() -> None:
     copies = [(1, 2), (2, 1)]
     worker = KvWorker(num_blocks=4, block_size=1)
     worker.memory[:, 0] = [0, 10, 20, 30]
-    worker.execute(Step(copies, {}, set(), {"a": [3]}, {}, []))
+
+    def update(name: str, first: int, *ids: int) -> RowUpdate:
+        return RowUpdate(name, 0, first, BlockRanges.from_ids(list(ids)))
+
+    worker.execute(Step(copies, [update("a", 0, 3)], set(), {"a": [3]}, {}, []))
     assert worker.memory[:, 0].tolist() == [0, 20, 10, 30]  # sources first, as on a device
     with pytest.raises(AssertionError, match="two copies into one block"):
-        worker.execute(Step([(1, 2), (3, 2)], {}, set(), {}, {}, []))
-    with pytest.raises(AssertionError, match="which the worker does not hold"):
-        worker.execute(Step([], {"b": [(1, 1)]}, set(), {}, {}, []))
-    with pytest.raises(AssertionError, match=r"holds \[3\], not \[1, 2\]"):
-        worker.execute(Step([], {"a": [(1, 2)]}, set(), {}, {}, []))
+        worker.execute(Step([(1, 2), (3, 2)], [], set(), {}, {}, []))
+    for updates, more, message in (
+        ([update("b", 0, 1)], {}, "b is not held by the worker"),
+        ([update("a", 0, 1, 2)], {}, r"holds \[3\] \+ \[\], not \[1, 2\]"),
+        ([update("a", 2, 1)], {"a": [1]}, r"holds \[3\], its update begins at 2"),
+        ([update("a", 1, 1)], {"a": [2]}, r"has \[3, 1\], and the ids beside it say \[2\]"),
+        ([update("a", 0, 1), update("a", 0, 1)], {}, "two updates of a"),
+        ([], {"a": [1]}, "no update of {'a'}"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            worker.execute(Step([], updates, set(), {}, more, []))
+    worker.execute(Step([], [update("a", 0, 2, 1)], set(), {}, {"a": [1]}, []))
+    assert (worker.rows, worker.rows_moved) == ({"a": [2, 1]}, 1)
 
 
-@pytest.mark.parametrize("lost", ["nothing", "a copy", "a row move"])
+@pytest.mark.parametrize("lost", ["nothing", "a copy", "a move", "a moved row that grew"])
 def test_a_lost_move_is_read(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trace fails when a step loses a copy or a row move."""
+    """The trace fails when a step loses a copy, or the part of an update in front of new blocks."""
     execute = KvWorker.execute
 
     def lossy(self: KvWorker, step: Step) -> None:
         if lost == "a copy":
             del step.copies[:1]
-        if lost == "a row move" and step.row_moves:
-            step.row_moves.popitem()
+        for at, (name, group, first, ranges) in enumerate(step.updates or ()):
+            held, new = len(self.rows.get(name, ())), len(step.more.get(name, ()))
+            if name in step.whole or first >= held:
+                continue
+            if lost == "a move" and not new:
+                del step.updates[at]
+                break
+            if lost == "a moved row that grew" and new:
+                end = ranges.sliced(len(ranges) - new, len(ranges))
+                step.updates[at] = RowUpdate(name, group, held, end)
         execute(self, step)
 
     monkeypatch.setattr(KvWorker, "execute", lossy)

@@ -27,6 +27,8 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 from vllm.v1.request import Request
 
+from vllm_tagma.row_update import RowUpdate
+
 
 class RecordingCollector:
     """Counts what a manager tells vLLM's metrics collector, and checks each block's life.
@@ -112,7 +114,7 @@ class Pair:
         )
         self.log = StepLog()
         self.copies: list[tuple[int, int]] = []
-        self.row_moves: dict[str, list[tuple[int, int]]] = {}
+        self.updates: list[RowUpdate] = []
         self.events = events
         self.resident = ResidentSet()
         self.reported_twice = False  # "full" reports repeat what is resident: replay would not hold
@@ -259,9 +261,8 @@ class Pair:
         assert self.stock.take_kv_cache_block_copies() == ([], [])
         self.copies, kept = self.tagma.take_kv_cache_block_copies()
         assert kept == []
-        self.row_moves = self.tagma.take_row_moves()
+        self.updates = self.tagma.take_row_updates(self.log.whole)
         self.tally["copies"] += len(self.copies)
-        self.tally["row_moves"] += len(self.row_moves)
 
     def estimate_cached_tokens(self, request: Request) -> int:
         tokens = self.tagma.estimate_cached_tokens(request)

@@ -17,6 +17,8 @@ from kv_worker import StepLog
 from manager_pair import Hit, RecordingCollector
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_tagma.row_update import RowUpdate
+
 MAX_HIT_RANGES = 127
 
 
@@ -62,7 +64,7 @@ class Solo:
         self.tally: collections.Counter[str] = collections.Counter()
         self.log = StepLog()
         self.copies: list[tuple[int, int]] = []
-        self.row_moves: dict[str, list[tuple[int, int]]] = {}
+        self.updates: list[RowUpdate] = []
 
     # --- calls of the scheduler -------------------------------------------------------------------
 
@@ -189,14 +191,14 @@ class Solo:
 
     def end_scheduling(self, scheduled: list[Request]) -> None:
         assert self.tagma.take_new_block_ids() == []
+        # Before the copies here, behind them in ``Pair``: neither depends on the other.
+        self.updates = self.tagma.take_row_updates(self.log.whole)
+        assert self.tagma.take_row_updates(()) == []
         self.copies, kept = self.tagma.take_kv_cache_block_copies()
         assert kept == []
         assert len(self.copies) <= max(self.budget, 0)
-        self.row_moves = self.tagma.take_row_moves()
-        assert self.tagma.take_row_moves() == {}
-        assert self.row_moves.keys() <= self.live.keys(), "a row that was freed moved"
+        assert {update.request_id for update in self.updates} <= self.live.keys()
         self.tally["copies"] += len(self.copies)
-        self.tally["row_moves"] += len(self.row_moves)
 
     def estimate_cached_tokens(self, request: Request) -> int:
         return self.tagma.estimate_cached_tokens(request)

@@ -28,8 +28,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
-from vllm_tagma.integration.row_moves import row_moves_of
 
+from vllm_tagma.integration.row_updates import row_updates_of
 from vllm_tagma.integration.scheduler import TagmaAsyncScheduler, TagmaScheduler
 from vllm_tagma.manager import TagmaKVCacheManager
 
@@ -104,12 +104,13 @@ class Side:
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
+        self.sends_updates = isinstance(scheduler, (TagmaScheduler, TagmaAsyncScheduler))
         scheduler.kv_event_publisher = self.publisher = _Publisher()
         self.steps: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self.worker_rows: dict[str, list[int]] = {}  # once all steps so far are executed
         self.worker: KvWorker | None = None  # and the memory that it would write
         self.unexecuted: deque[Step] = deque()
-        self.row_moves = 0
+        self.rows_moved = 0
 
     def step(self, seed: int) -> dict[str, Any]:
         """Schedules; returns what the other side must have decided, too."""
@@ -192,16 +193,7 @@ class Side:
     def _apply_to_worker(self, output: SchedulerOutput) -> None:
         step = self._received(output)
         self.unexecuted.append(step)
-        self.row_moves += len(step.row_moves)
-        for name in step.gone:
-            self.worker_rows.pop(name, None)
-        for name, ranges in step.row_moves.items():
-            moved = [block for start, count in ranges for block in range(start, start + count)]
-            assert len(moved) == len(self.worker_rows[name])
-            self.worker_rows[name] = moved
-        self.worker_rows.update({name: list(ids) for name, ids in step.whole.items()})
-        for name, ids in step.more.items():
-            self.worker_rows[name].extend(ids)  # so a list must never be sent twice
+        self.rows_moved += step.apply_to(self.worker_rows)
         for name in self.worker_rows:
             row = ids_of(self.scheduler.kv_cache_manager.get_blocks(name))
             assert self.worker_rows[name] == row
@@ -222,7 +214,7 @@ class Side:
             scheduled.append(Scheduled(request, end - tokens, end, request.num_preemptions))
         return Step(
             copies=list(output.kv_cache_block_copies or ()),
-            row_moves={name: list(ranges) for name, ranges in row_moves_of(output).items()},
+            updates=list(row_updates_of(output)) if self.sends_updates else None,
             gone=output.finished_req_ids | (output.preempted_req_ids or set()),
             whole=whole,
             more={name: ids for name, ids in sent.items() if name not in whole},
@@ -340,7 +332,7 @@ class SchedulerTrace:
         self._drain()
         self.counts["withdrawn"] = self.stock.scheduler.withdrawn
         self.counts["copies"] = self.tagma.worker.copied
-        self.counts["row_moves"] = self.tagma.row_moves
+        self.counts["rows_moved"] = self.tagma.rows_moved
         self.counts["reads"] = self.tagma.worker.reads
         return self.counts
 

@@ -62,4 +62,4 @@ def test_live_traces_move_rows(engine_configs: Any) -> None:
     totals = _totals["live"] or collections.Counter(
         SchedulerTrace(100, mode="live/65536/0.0", alone=True, **engine_configs).run()
     )
-    assert totals["row_moves"] > 20
+    assert totals["rows_moved"] > 20
