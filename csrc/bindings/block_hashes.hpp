@@ -74,8 +74,9 @@ class Publication {
 
   void apply(KvPool& pool, const HashState& state, RowHandle row, int32_t group) const {
     if (last_ <= first_) return;
+    // By value: what the pool writes could be these, for all that the compiler knows.
     const uint8_t* const* keys = state.keys.data() + at_;
-    pool.publish(row, group, last_, [&](int32_t i) { return keys[i - first_]; });
+    pool.publish(row, group, last_, [keys, first = first_](int32_t i) { return keys[i - first]; });
   }
 
  private:

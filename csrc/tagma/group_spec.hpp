@@ -49,7 +49,7 @@ RangeList longest_prefix(const PrefixIndex& index, int32_t group, int32_t max_bl
     hit.append({block, 1});
     previous = block;
   }
-  hit.truncate(hit.num_blocks() / align * align);
+  if (align > 1) hit.truncate(hit.num_blocks() / align * align);
   return hit;
 }
 

@@ -30,8 +30,9 @@ class PrefixIndex {
   // UsageError for a number of groups outside 1 to 256.
   PrefixIndex(int32_t num_blocks, uint64_t seed, int32_t num_groups = 1)
       : seed_(seed | 1),
+        has_groups_(checked_groups(num_groups) > 1),
         keys_(static_cast<size_t>(num_blocks) * kUsualKeyBytes, 0),
-        group_of_(checked_groups(num_groups) > 1 ? static_cast<size_t>(num_blocks) : 0, 0),
+        group_of_(has_groups_ ? static_cast<size_t>(num_blocks) : 0, 0),
         next_same_(static_cast<size_t>(num_blocks), kNullBlock),
         prev_same_(static_cast<size_t>(num_blocks), kNullBlock) {
     size_t slots = 16;
@@ -47,8 +48,10 @@ class PrefixIndex {
                                key_bytes_ == 0 ? kMaxKeyBytes : key_bytes_,
                                key_bytes_ == 0 ? " at most" : ""));
     }
+    stride_log2_ = 0;
+    while ((size_t{1} << stride_log2_) < bytes) ++stride_log2_;
     if (bytes != kUsualKeyBytes) {
-      std::vector<uint8_t> keys(prev_same_.size() * bytes, 0);
+      std::vector<uint8_t> keys(prev_same_.size() << stride_log2_, 0);
       keys_.swap(keys);
     }
     key_bytes_ = bytes;
@@ -86,7 +89,7 @@ class PrefixIndex {
     if (key_bytes_ == 0) throw UsageError("publish before set_key_bytes()");
     if (contains(block)) throw UsageError(message("block ", block, " is published already"));
     copy(key_at(block), key);
-    if (!group_of_.empty()) group_of_[block] = static_cast<uint8_t>(group);
+    if (has_groups_) group_of_[block] = static_cast<uint8_t>(group);
     size_t slot = home(group, key);
     while (slots_[slot] != kNullBlock && !equal(slots_[slot], group, key)) slot = next(slot);
     const BlockId head = slots_[slot];
@@ -139,7 +142,7 @@ class PrefixIndex {
     const BlockId before = prev_same_[from];
     const BlockId after = next_same_[from];
     copy(key_at(to), key(from));
-    if (!group_of_.empty()) group_of_[to] = group_of_[from];
+    if (has_groups_) group_of_[to] = group_of_[from];
     next_same_[to] = after;
     prev_same_[to] = before == from ? to : before;
     if (head == from) {
@@ -170,10 +173,10 @@ class PrefixIndex {
     return contains(block) && equal(block, group, key);
   }
   // The group of a published block.
-  int32_t group(BlockId block) const { return group_of_.empty() ? 0 : group_of_[block]; }
+  int32_t group(BlockId block) const { return has_groups_ ? group_of_[block] : 0; }
   // The key of a published block, key_bytes() long.
   const uint8_t* key(BlockId block) const {
-    return &keys_[static_cast<size_t>(block) * key_bytes_];
+    return keys_.data() + (static_cast<size_t>(block) << stride_log2_);
   }
   size_t key_bytes() const { return key_bytes_; }
   int32_t size() const { return size_; }          // published blocks
@@ -224,11 +227,13 @@ class PrefixIndex {
     return num_groups;
   }
 
-  uint8_t* key_at(BlockId block) { return &keys_[static_cast<size_t>(block) * key_bytes_]; }
+  uint8_t* key_at(BlockId block) {
+    return keys_.data() + (static_cast<size_t>(block) << stride_log2_);
+  }
 
   // Of the default hash the length is known here, and a few instructions replace a library call.
   bool equal(BlockId block, int32_t of_group, const uint8_t* other) const {
-    if (!group_of_.empty() && group_of_[block] != of_group) return false;
+    if (has_groups_ && group_of_[block] != of_group) return false;
     if (key_bytes_ == kUsualKeyBytes) return std::memcmp(key(block), other, kUsualKeyBytes) == 0;
     return std::memcmp(key(block), other, key_bytes_) == 0;
   }
@@ -249,7 +254,7 @@ class PrefixIndex {
       std::memcpy(&word, key, key_bytes_);
     }
     // One hash stands for the same prefix in every group: without the group all would collide.
-    word += static_cast<uint64_t>(group) * 0xD1B54A32D192ED03u;
+    if (group != 0) word += static_cast<uint64_t>(group) * 0xD1B54A32D192ED03u;
     word = (word ^ seed_) * 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
     return static_cast<size_t>(word >> 32) & (slots_.size() - 1);
   }
@@ -277,7 +282,9 @@ class PrefixIndex {
 
   uint64_t seed_;
   size_t key_bytes_ = 0;
-  std::vector<uint8_t> keys_;       // [block][key_bytes_]
+  int stride_log2_ = 5;  // of a key's place in keys_: a shift, not a product
+  bool has_groups_;
+  std::vector<uint8_t> keys_;       // [block][1 << stride_log2_]
   std::vector<uint8_t> group_of_;   // [block]; empty if there is one group
   std::vector<BlockId> slots_;      // first block of a key, or the null block
   std::vector<BlockId> next_same_;  // [block] the next published under the same key

@@ -5,7 +5,8 @@ step the physical blocks of vLLM's pool change places by a random permutation: b
 running requests, shared ones, idle cached ones, free ones, in chains, swaps and longer cycles. That
 is more than compaction ever does, and knows nothing of its policy. To vLLM's manager nothing
 happens: its block objects keep their owners, hashes and places in the free queue, and only their
-ids are exchanged. The workers must follow by copies and row moves.
+ids are exchanged. The workers must follow by copies and row updates; rows that did not move come
+by vLLM's ids alone.
 
 ``CoreRelocation`` works under our scheduler and manager and asks the pool to move running requests'
 blocks, which it records as compaction does.
@@ -16,9 +17,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from vllm_tagma.integration.row_moves import row_moves_of, with_row_moves
-
-from vllm_tagma.worker.reference import encode_ranges
+from vllm_tagma._native import BlockRanges
+from vllm_tagma.integration.row_updates import row_updates_of, with_row_updates
+from vllm_tagma.row_update import RowUpdate
 
 
 class _Driver:
@@ -52,7 +53,7 @@ class _Driver:
             return self._schedule(*args, **kwargs)
         output = self._moved(*args, **kwargs)
         copies = dict(output.kv_cache_block_copies or [])
-        names = row_moves_of(output).keys()
+        names = {update.request_id for update in row_updates_of(output)}
         self.steps += bool(copies)
         self.copies += len(copies)
         self.cycles += sum(source in copies.values() for source in copies)
@@ -100,15 +101,18 @@ class BlockShuffle(_Driver):
         mapping = self._draw()
         self._exchange_ids(mapping)
         known = {r.request_id: self._row(r.request_id) for r in self._scheduler.running}
-        moves = {
-            name: [tuple(run) for run in encode_ranges(ids)]
-            for name, ids in known.items()
-            if not set(ids).isdisjoint(mapping.values())
-        }
+        moved = [name for name, ids in known.items() if not set(ids).isdisjoint(mapping.values())]
         output = self._schedule(*args, **kwargs)
         assert not output.kv_cache_block_copies, "vLLM copies blocks itself in this step"
         output.kv_cache_block_copies = list(mapping.items()) or None
-        return with_row_moves(output, moves)
+        whole = {request.req_id for request in output.scheduled_new_reqs}
+        whole |= output.scheduled_cached_reqs.resumed_req_ids  # come with all their ids
+        updates = [
+            RowUpdate(name, 0, 0, BlockRanges.from_ids(self._row(name)))
+            for name in moved
+            if name not in whole and self._row(name)  # one that was preempted has none
+        ]
+        return with_row_updates(output, updates)
 
     def _draw(self) -> dict[int, int]:
         """Old id -> new id: all blocks of one running request and some others change places."""
