@@ -73,7 +73,7 @@ def test_the_names_of_our_own_kernels_are_known(pytestconfig: pytest.Config) -> 
     folder = pytestconfig.rootpath / "src" / "vllm_tagma" / "kernels"
     names = [
         line.split("(")[0].removeprefix("def ")
-        for file in ("slot_mapping", "expansion", "range_tables")
+        for file in ("slot_mapping", "expansion", "device_range_tables")
         for line in (folder / f"{file}.py").read_text().splitlines()
         if line.startswith("def _") and line.split("(")[0].endswith("_kernel")
     ]
