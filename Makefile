@@ -12,6 +12,7 @@ JOBS ?= 2
 OPS ?= 10000000
 REQUESTS ?= 1000000
 OUT ?= build/bench-smoke
+ACCEPT ?=
 SEED ?= 1
 BASE ?= HEAD~1
 
@@ -26,7 +27,7 @@ quote = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve test test-fast lint format cpp-test fuzz soak wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
+.PHONY: help serve test test-fast lint format cpp-test fuzz soak upstream wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -68,11 +69,15 @@ soak: build/release/pool_soak ## A million requests through the pool for each ki
 	@for mode in off idle live; do \
 	  build/release/pool_soak --mode $$mode --requests $(REQUESTS) --seed $(SEED) || exit 1; done
 
+upstream: tools ## vLLM's own scheduler and cache tests on this package: 20 minutes; ACCEPT=1 writes docs/upstream.md
+	@$(SETUP) upstream
+	@$(BIN)/python tests/upstream/upstream_run.py --jobs $(JOBS) $(if $(ACCEPT),--accept)
+
 wheel: tools ## Build the abi3 wheel, audit and import it
 	@$(SETUP) wheel
 
 pytest: tools
-	@$(SETUP) model vllm-sources
+	@$(SETUP) model vllm-sources upstream
 	@$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-fast: tools ## pytest without the tests that start an engine

@@ -23,7 +23,7 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from alias_distribution import build_wheel
@@ -140,10 +140,17 @@ class Environment:
         parts = [f"{path}:{hashlib.sha256(path.read_bytes()).hexdigest()}" for path in contents]
         return hash_of([str(self.root), *parts, *(str(path) for path in names)])
 
-    def pip(self, arguments: list[str], *, log_name: str, what: str) -> None:
+    def pip(
+        self,
+        arguments: list[str],
+        *,
+        log_name: str,
+        what: str,
+        extra_env: Mapping[str, str] | None = None,
+    ) -> None:
         """Run pip inside .venv; raises SetupFailure with the end of its output."""
         try:
-            self._run_pip(arguments, log_name=log_name)
+            self._run_pip(arguments, log_name=log_name, extra_env=extra_env)
         except CommandFailure as failure:
             raise SetupFailure(explain_pip_failure(failure, what=what)) from failure
 
@@ -232,11 +239,14 @@ class Environment:
         output = self.progress.run(command, log_name="pip-version")
         return tuple(int(part) for part in output.strip().split(".")[:2])
 
-    def _run_pip(self, arguments: list[str], *, log_name: str) -> None:
+    def _run_pip(
+        self, arguments: list[str], *, log_name: str, extra_env: Mapping[str, str] | None = None
+    ) -> None:
         options = ["--disable-pip-version-check", "--no-input", "--progress-bar=off"]
         command: list[str | Path] = [self.python, "-m", "pip", arguments[0]]
         command += [*options, *arguments[1:]]
-        self.progress.run(command, log_name=log_name, env=self.env, cwd=self.root)
+        env = {**self.env, **(extra_env or {})}
+        self.progress.run(command, log_name=log_name, env=env, cwd=self.root)
 
     @property
     def site_packages(self) -> Path:

@@ -1,6 +1,6 @@
 """Build the parts of the working tree that a make target needs.
 
-    python3 tools/prepare.py PART...      parts: env tools model vllm-sources wheel
+    python3 tools/prepare.py PART...      parts: env tools model vllm-sources upstream wheel
 
 Each part is a no-op when it is up to date. `make serve` has its own entry, serve.py.
 """
@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import check_wheel
 import default_model
 import host
 import vllm_sources
+import vllm_tests
 from environment import Environment
 from progress import Progress, SetupFailure
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS = {"env": 3, "tools": 1, "model": 1, "vllm-sources": 1, "wheel": 1}
+STEPS = {"env": 3, "tools": 1, "model": 1, "vllm-sources": 1, "upstream": 1, "wheel": 1}
 EXTRAS = ("test", "lint", "package", "bench")
 
 
@@ -62,6 +63,8 @@ def build(parts: Sequence[str]) -> None:
             _model(environment)
         elif part == "vllm-sources":
             _vllm_sources(environment)
+        elif part == "upstream":
+            _upstream(environment)
         else:
             with progress.step("abi3 wheel: build, audit, import"):
                 progress.say(check_wheel.check(environment).name)
@@ -77,18 +80,33 @@ def _model(environment: Environment) -> None:
 
 
 def _vllm_sources(environment: Environment) -> None:
-    """In CI the comparison against 0.33 must run; elsewhere its tests skip and say so."""
     title = f"sources of vLLM {vllm_sources.VERSION}"
     if vllm_sources.is_ready(ROOT):
         environment.progress.skip(title, "up to date")
         return
     with environment.progress.step(f"{title} (download 336 MB)"):
-        try:
-            vllm_sources.provide(environment)
-        except SetupFailure as failure:
-            if os.environ.get("CI"):
-                raise
-            environment.progress.say(f"NOT AVAILABLE, the tests against 0.33 will skip: {failure}")
+        _in_ci_at_least(environment, vllm_sources.provide, "the tests against 0.33 will skip")
+
+
+def _upstream(environment: Environment) -> None:
+    title = f"tests of vLLM {vllm_tests.VERSION}"
+    if vllm_tests.is_ready(ROOT):
+        environment.progress.skip(title, "up to date")
+        return
+    with environment.progress.step(f"{title} (download 45 MB)"):
+        _in_ci_at_least(environment, vllm_tests.provide, "vLLM's own tests will skip")
+
+
+def _in_ci_at_least(
+    environment: Environment, provide: Callable[[Environment], Path], otherwise: str
+) -> None:
+    """In CI what compares with vLLM must run; elsewhere its tests skip and say so."""
+    try:
+        provide(environment)
+    except SetupFailure as failure:
+        if os.environ.get("CI"):
+            raise
+        environment.progress.say(f"NOT AVAILABLE, {otherwise}: {failure}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from vllm_tagma._native import BlockRanges
 class TagmaKVCacheBlocks:
     """Blocks of one request, per KV-cache group; stands in for vLLM's ``KVCacheBlocks``.
 
-    Immutable. ``blocks[group]`` is a :class:`BlockRanges`, whose ``len()`` counts blocks.
+    Immutable. ``blocks[group]`` is a :class:`BlockRanges`, whose ``len()`` counts blocks. It is not
+    iterable: what vLLM's lists hold are block objects, which do not exist here, and ids in their
+    place would fail later and less plainly.
     """
 
     __slots__ = ("blocks",)

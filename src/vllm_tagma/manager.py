@@ -226,7 +226,7 @@ class TagmaKVCacheManager:
         if self.enable_caching:
             written = total + num_new_tokens
             publish = (written if written < num_tokens else num_tokens) // block_size
-            publish = min(publish, len(request.block_hashes))
+            publish = min(publish, needed, len(request.block_hashes))
         prompt = -(-(num_tokens if num_tokens < max_tokens else max_tokens) // block_size)
         ever = request.num_prompt_tokens + request.max_tokens + num_lookahead_tokens
         limit = -(-(ever if ever < max_tokens else max_tokens) // block_size)
@@ -280,6 +280,7 @@ class TagmaKVCacheManager:
         if not self.enable_caching or row is None:
             return
         publish = min(num_computed_tokens // self.block_size, len(request.block_hashes))
+        publish = min(publish, row.held_blocks)
         if publish <= row.published_blocks:
             return
         self.pool.publish(row.handle, publish, request.block_hashes)

@@ -40,10 +40,8 @@ def require_served(
             "of vllm-tagma does not know; use --kv-cache-backend paged or a vLLM version that "
             "`tagma doctor` names"
         )
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        support.refuse("cache-groups", len(groups))
-    spec = groups[0].kv_cache_spec
+    support.require_supported(None, kv_cache_config)
+    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     if hash_block_size is not None and hash_block_size != spec.block_size:
         unit = f"{hash_block_size} tokens with a block size of {spec.block_size}"
         support.refuse("prefix-match-unit", unit, option="hash_block_size")

@@ -58,6 +58,15 @@ def serve(manager: Any, name: str, tokens: list[int], **options: Any) -> Any:
 # --- hit lengths ----------------------------------------------------------------------------------
 
 
+def test_a_prompt_longer_than_the_model_allows_is_cached_up_to_its_slots(build: Any) -> None:
+    """vLLM's input processor refuses such a prompt, its scheduler does not: slots end at the
+    model's length, the prompt's hashes do not."""
+    manager = build(max_model_len=20)
+    request = serve(manager, "long", TOKENS)
+    assert len(TOKENS) // BLOCK == len(request.block_hashes) == 15
+    assert hit_tokens(manager, TOKENS) == 20
+
+
 @pytest.mark.parametrize(
     ("cached", "asked", "hit"),
     [

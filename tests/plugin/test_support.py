@@ -19,6 +19,7 @@ from vllm.v1 import kv_cache_interface as kv
 from vllm_tagma import support
 from vllm_tagma.errors import UnsupportedError
 from vllm_tagma.integration.engine_args import finalise
+from vllm_tagma.manager import TagmaKVCacheManager
 from vllm_tagma.support.config_probes import attribute
 
 if TYPE_CHECKING:
@@ -221,6 +222,11 @@ CACHES: list[tuple[str, Callable[[], Any], str]] = [
         lambda: _cache(_full(), hash_block_size=16),
         "--prefix-match-unit is 16 tokens with a block size of 32",
     ),
+    (
+        "retention-interval",
+        lambda: _cache(_full(), prefix_cache_retention_interval=64),
+        "--prefix-cache-retention-interval is 64",
+    ),
 ]
 
 
@@ -393,6 +399,29 @@ def test_what_is_served_is_not_refused(vllm_config: ConfigFactory, case: str) ->
 def test_a_refusal_from_the_cache_stops_too(vllm_config: ConfigFactory) -> None:
     with pytest.raises(UnsupportedError, match="MLA"):
         support.require_supported(vllm_config(), _cache(_mla()))
+
+
+@pytest.mark.parametrize(("rule_id", "cache", "value"), CACHES)
+def test_a_manager_built_by_hand_is_refused_too(
+    rule_id: str, cache: Callable[[], Any], value: str
+) -> None:
+    with pytest.raises(UnsupportedError) as error:
+        _manager(cache())
+    assert RULES[rule_id].message("|").partition("|")[0] in str(error.value)
+    assert value in str(error.value)
+
+
+def test_a_retention_interval_raises_as_in_vllm_unless_it_is_0() -> None:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    for kind in (KVCacheManager, TagmaKVCacheManager):
+        with pytest.raises(ValueError, match="no sliding-window or Mamba"):
+            _manager(_cache(_full(), prefix_cache_retention_interval=64), kind)
+        assert _manager(_cache(_full(), prefix_cache_retention_interval=0), kind)
+
+
+def _manager(cache: kv.KVCacheConfig, kind: type = TagmaKVCacheManager) -> Any:
+    return kind(cache, max_model_len=256, scheduler_block_size=32, hash_block_size=32)
 
 
 def test_the_document_is_current() -> None:

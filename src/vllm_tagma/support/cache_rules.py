@@ -206,9 +206,10 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
         title="a prefix-cache retention interval",
         option="--prefix-cache-retention-interval",
         status="refused",
-        why="It concerns sliding-window and Mamba groups only",
+        why="There is no sliding-window or Mamba group that it could concern",
         way_out="drop --prefix-cache-retention-interval",
         in_config=probe.unless("cache_config.prefix_cache_retention_interval", 0),
+        in_cache=probe.unless("prefix_cache_retention_interval", 0),
     ),
     Rule(
         id="fast-prefill",

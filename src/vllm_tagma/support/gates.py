@@ -20,14 +20,17 @@ def explain(vllm_config: Any, kv_cache_config: Any = None) -> list[Finding]:
     """Everything that would be refused, in the order of the table; empty if it is served.
 
     ``vllm_config`` need not ask for tagma. Without ``kv_cache_config``, which exists only once a
-    model is loaded, the rules about the kinds of cache groups cannot speak.
+    model is loaded, the rules about the kinds of cache groups cannot speak; without
+    ``vllm_config``, which the manager is not given, only they do.
 
     Raises:
         ConfigError: the options of the backend in ``additional_config`` are not readable.
     """
     findings = []
     for rule in RULES:
-        value = rule.in_config(vllm_config) if rule.in_config else None
+        value = None
+        if rule.in_config and vllm_config is not None:
+            value = rule.in_config(vllm_config)
         if value is None and rule.in_cache and kv_cache_config is not None:
             value = rule.in_cache(kv_cache_config)
         if value is not None:
