@@ -13,6 +13,7 @@ OPS ?= 10000000
 REQUESTS ?= 1000000
 OUT ?= build/bench-smoke
 SEED ?= 1
+BASE ?= HEAD~1
 
 BIN := .venv/bin
 SETUP := $(PYTHON) tools/prepare.py
@@ -25,7 +26,7 @@ quote = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve test test-fast lint format cpp-test fuzz soak wheel pytest env doctor gpu-check bench-smoke clean distclean python
+.PHONY: help serve test test-fast lint format cpp-test fuzz soak wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -83,6 +84,9 @@ gpu-check: ## Check and time the V2 kernels on a CUDA GPU (needs torch and Trito
 bench-smoke: tools ## Serve both backends on the CPU and compare: OUT=build/bench-smoke ARGS="flags"
 	@$(SETUP) model
 	@$(BIN)/tagma bench serve --profile cpu-smoke --output $(call quote,$(OUT)) $(ARGS)
+
+bench-commits: tools ## Host benchmark of two commits by turns: BASE=commit ARGS="--pairs 6"
+	@$(PYTHON) tools/compare_commits.py --base $(call quote,$(BASE)) $(ARGS)
 
 doctor: env ## What is installed, which seams fit, what MODEL would be refused for
 	@$(BIN)/tagma doctor $(if $(MODEL),$(call quote,$(MODEL))) $(if $(ARGS),-- $(ARGS))

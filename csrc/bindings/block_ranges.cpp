@@ -1,7 +1,11 @@
 #include "bindings/block_ranges.hpp"
 
+#include <algorithm>
 #include <memory>
+#include <numeric>
 #include <utility>
+
+#include "bindings/buffers.hpp"
 
 namespace {
 
@@ -124,6 +128,57 @@ PyObject* truncated(PyObject* self, PyObject* arg) {
   });
 }
 
+PyObject* sliced(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&] {
+    check_nargs("sliced", nargs, 2);
+    const RangeList& list = list_of(self);
+    const int32_t first = to_int32(args[0]);
+    const int32_t last = to_int32(args[1]);
+    if (first < 0 || last < first || last > list.num_blocks()) {
+      throw UsageError(tagma::message("blocks [", first, ", ", last, ") of a list of ",
+                                      list.num_blocks(), " blocks"));
+    }
+    return new_block_ranges(list.slice(first, last), layout_of(self));
+  });
+}
+
+PyObject* write_ids(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    check_nargs("write_ids", nargs, 2);
+    const RangeList& list = list_of(self);
+    const Vector<tagma::BlockId> out(args[0], "out", PyBUF_WRITABLE);
+    const int64_t at = to_int64(args[1]);
+    if (at < 0 || at > out.size() || list.num_blocks() > out.size() - at) {
+      throw UsageError(tagma::message(list.num_blocks(), " block ids at index ", at,
+                                      " of a buffer of ", out.size()));
+    }
+    tagma::BlockId* next = out.data() + at;
+    for (const BlockRange& range : list.ranges()) {
+      if (range.is_null()) {
+        std::fill_n(next, range.count, tagma::kNullBlock);
+      } else {
+        std::iota(next, next + range.count, range.start);
+      }
+      next += range.count;
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* from_ids(PyObject*, PyObject* ids) {
+  return guarded([&] {
+    return with_ids(ids, [](const tagma::BlockId* values, int64_t count) {
+      return new_block_ranges(RangeList::of(values, count));
+    });
+  });
+}
+
+// Pickled by value. What it was looked up as (its layout) stays behind.
+PyObject* reduce(PyObject* self, PyObject*) {
+  PyObject* pairs = ranges(self, nullptr);
+  return pairs == nullptr ? nullptr : Py_BuildValue("(O(N))", g_type, pairs);
+}
+
 PyObject* get_num_ranges(PyObject* self, void*) {
   return PyLong_FromLong(list_of(self).num_ranges());
 }
@@ -147,6 +202,14 @@ PyMethodDef g_methods[] = {
      "order."},
     {"truncated", truncated, METH_O,
      "truncated(num_blocks) -> BlockRanges\n\nThe first num_blocks logical blocks."},
+    {"sliced", fast(sliced), METH_FASTCALL,
+     "sliced(first, last) -> BlockRanges\n\nThe logical blocks [first, last)."},
+    {"write_ids", fast(write_ids), METH_FASTCALL,
+     "write_ids(out, at)\n\nWrites the block ids to out[at:], a writable int32 buffer."},
+    {"from_ids", from_ids, METH_O | METH_STATIC,
+     "from_ids(ids) -> BlockRanges\n\nThe ranges that a list of ints or an int32 buffer of block "
+     "ids forms."},
+    {"__reduce__", reduce, METH_NOARGS, "Pickles the ranges."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef g_getset[] = {

@@ -18,13 +18,22 @@ PyModuleDef g_module = {PyModuleDef_HEAD_INIT,
                         nullptr,
                         nullptr};
 
+// What scheduler, workers and kernels must agree on; vllm_tagma/ranges.py says it to Python.
+int add_constants(PyObject* module) {
+  if (PyModule_AddIntConstant(module, "NULL_BLOCK", tagma::kNullBlock) < 0) return -1;
+  if (PyModule_AddIntConstant(module, "PAD_SLOT_ID", static_cast<long>(tagma::kPadSlot)) < 0) {
+    return -1;
+  }
+  return PyModule_AddIntConstant(module, "MAX_RANGES", tagma::kMaxRanges);
+}
+
 }  // namespace
 
 PyMODINIT_FUNC PyInit__native() {
   PyObject* module = PyModule_Create(&g_module);
   if (module == nullptr) return nullptr;
   if (add_block_ranges(module) < 0 || add_coord_map(module) < 0 || add_pool(module) < 0 ||
-      add_range_table(module) < 0) {
+      add_range_table(module) < 0 || add_constants(module) < 0) {
     Py_DECREF(module);
     return nullptr;
   }

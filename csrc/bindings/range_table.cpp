@@ -1,14 +1,15 @@
 // RangeTable for Python: the worker's table of ranges over numpy buffers.
 //
-// Buffers are borrowed for the length of a call and never kept. The GIL is held throughout: mapping
+// The GIL is held throughout: mapping
 // 4096 tokens takes a few microseconds, and letting go of it would allow another thread to change
 // the rows being read.
 #include "tagma/range_table.hpp"
 
-#include <cstring>
 #include <memory>
 #include <vector>
 
+#include "bindings/block_ranges.hpp"
+#include "bindings/buffers.hpp"
 #include "bindings/py_util.hpp"
 
 int add_range_table(PyObject* module);
@@ -27,64 +28,17 @@ struct RangeTableObject {
 
 RangeTable& table_of(PyObject* self) { return *reinterpret_cast<RangeTableObject*>(self)->table; }
 
-// A one-dimensional contiguous buffer of T, held for the length of a call.
-template <typename T>
-class Vector {
- public:
-  Vector(PyObject* object, const char* name, int flags = PyBUF_SIMPLE) {
-    if (PyObject_GetBuffer(object, &view_, flags | PyBUF_FORMAT | PyBUF_STRIDES) != 0) {
-      throw PythonError{};
-    }
-    if (view_.ndim != 1 || !holds_t()) {
-      PyErr_Format(PyExc_TypeError, "%s must be one-dimensional int%d, got %d dimensions of '%s'",
-                   name, static_cast<int>(sizeof(T) * 8), view_.ndim, view_.format);
-      fail();
-    }
-    if (size() > 1 && view_.strides[0] != static_cast<Py_ssize_t>(sizeof(T))) {
-      PyErr_Format(PyExc_TypeError, "%s must be contiguous, got a stride of %zd bytes", name,
-                   view_.strides[0]);
-      fail();
-    }
-  }
-  Vector(const Vector&) = delete;
-  Vector& operator=(const Vector&) = delete;
-  ~Vector() { PyBuffer_Release(&view_); }
-
-  T* data() const { return static_cast<T*>(view_.buf); }
-  Py_ssize_t size() const { return view_.shape[0]; }
-
- private:
-  // Native signed integers only; "l" and "q" both name int64 on the platforms built for.
-  bool holds_t() const {
-    return view_.itemsize == static_cast<Py_ssize_t>(sizeof(T)) && std::strlen(view_.format) == 1 &&
-           std::strchr("ilq", view_.format[0]) != nullptr;
-  }
-
-  [[noreturn]] void fail() {
-    PyBuffer_Release(&view_);
+// Calls body() and returns what it says as an int. A refusal by the cap becomes a RuntimeError with
+// args = (message, row, needed, cap): the Python face builds its own error from the numbers.
+template <typename Body>
+PyObject* capped(Body&& body) {
+  try {
+    return PyLong_FromLong(body());
+  } catch (const tagma::RangeCapError& error) {
+    PyRef numbers(checked(Py_BuildValue("(siLi)", error.what(), error.row(),
+                                        static_cast<long long>(error.needed()), error.cap())));
+    PyErr_SetObject(PyExc_RuntimeError, numbers.get());
     throw PythonError{};
-  }
-
-  Py_buffer view_{};
-};
-
-std::vector<BlockId> read_list(PyObject* list) {
-  const Py_ssize_t count = PyList_Size(list);
-  std::vector<BlockId> ids;
-  ids.reserve(static_cast<size_t>(count));
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    ids.push_back(to_int32(checked(PyList_GetItem(list, i))));  // the item is borrowed
-  }
-  return ids;
-}
-
-void append_ids(PyObject* self, int32_t row, PyObject* ids) {
-  if (PyList_Check(ids)) {
-    const std::vector<BlockId> values = read_list(ids);
-    table_of(self).append(row, values.data(), static_cast<int64_t>(values.size()));
-  } else {
-    const Vector<BlockId> buffer(ids, "ids");
-    table_of(self).append(row, buffer.data(), buffer.size());
   }
 }
 
@@ -111,19 +65,35 @@ void dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyObject* append(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+PyObject* write(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&] {
+    check_nargs("write", nargs, 3);
+    const int32_t row = to_int32(args[0]);
+    const int32_t first = to_int32(args[1]);
+    return capped([&] { return table_of(self).write(row, first, ranges_of(args[2])); });
+  });
+}
+
+PyObject* check_write(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
-    check_nargs("append", nargs, 2);
-    try {
-      append_ids(self, to_int32(args[0]), args[1]);
-    } catch (const tagma::RangeCapError& error) {
-      // args = (message, row, needed, cap): the Python face builds its own error from the numbers.
-      PyRef numbers(checked(Py_BuildValue("(siLi)", error.what(), error.row(),
-                                          static_cast<long long>(error.needed()), error.cap())));
-      PyErr_SetObject(PyExc_RuntimeError, numbers.get());
-      throw PythonError{};
-    }
+    check_nargs("check_write", nargs, 3);
+    const int32_t row = to_int32(args[0]);
+    const int32_t first = to_int32(args[1]);
+    PyRef zero(capped([&] {
+      table_of(self).check_write(row, first, ranges_of(args[2]));
+      return 0;
+    }));
     Py_RETURN_NONE;
+  });
+}
+
+PyObject* append(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&] {
+    check_nargs("append", nargs, 2);
+    const int32_t row = to_int32(args[0]);
+    return with_ids(args[1], [&](const BlockId* ids, int64_t count) {
+      return capped([&] { return table_of(self).append(row, ids, count); });
+    });
   });
 }
 
@@ -173,6 +143,25 @@ PyObject* ranges(PyObject* self, PyObject* arg) {
   });
 }
 
+PyObject* packed(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&] {
+    check_nargs("packed", nargs, 2);
+    const RangeTable& table = table_of(self);
+    const int32_t row = to_int32(args[0]);
+    const int32_t first = to_int32(args[1]);
+    const int32_t count = table.num_ranges(row) - first;
+    if (first < 0 || count < 0) {
+      throw UsageError(tagma::message("ranges from ", first, " on of row ", row, ", which has ",
+                                      table.num_ranges(row)));
+    }
+    std::vector<int32_t> out(table.range_starts(row) + first,
+                             table.range_starts(row) + first + count);
+    out.insert(out.end(), table.range_cums(row) + first, table.range_cums(row) + first + count);
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(out.data()),
+                                     static_cast<Py_ssize_t>(out.size() * sizeof(int32_t)));
+  });
+}
+
 PyObject* compute_slots(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&] {
     check_nargs("compute_slots", nargs, 6);
@@ -216,8 +205,14 @@ PyObject* compute_slots_at(PyObject* self, PyObject* const* args, Py_ssize_t nar
 }
 
 PyMethodDef g_methods[] = {
+    {"write", fast(write), METH_FASTCALL,
+     "write(row, first_block, ranges) -> int\n\nThe row keeps its first blocks and consists of "
+     "these BlockRanges behind them. Returns the first range that was written."},
+    {"check_write", fast(check_write), METH_FASTCALL,
+     "check_write(row, first_block, ranges)\n\nRaises what write() would raise."},
     {"append", fast(append), METH_FASTCALL,
-     "append(row, ids)\n\nAppends block ids, a list of ints or an int32 buffer."},
+     "append(row, ids) -> int\n\nAppends block ids, a list of ints or an int32 buffer; returns as "
+     "write()."},
     {"clear", clear, METH_O, "clear(row)\n\nEmpties a row."},
     {"move", fast(move), METH_FASTCALL, "move(src, dst)\n\nRow src is left empty."},
     {"swap", fast(swap), METH_FASTCALL, "swap(a, b)\n\nExchanges two rows."},
@@ -225,6 +220,9 @@ PyMethodDef g_methods[] = {
     {"num_blocks", num_blocks, METH_O, "num_blocks(row) -> int"},
     {"ranges", ranges, METH_O,
      "ranges(row) -> list[tuple[int, int]]\n\n(start, count); start 0 is a run of null blocks."},
+    {"packed", fast(packed), METH_FASTCALL,
+     "packed(row, first_range) -> bytes\n\nint32: the starts of the row's ranges from that one on, "
+     "then their first logical blocks."},
     {"compute_slots", fast(compute_slots), METH_FASTCALL,
      "compute_slots(num_reqs, query_start_loc, positions, out, pad_to, block_size) -> int\n\n"
      "Writes out[:pad_to] and returns the number of descriptor look-ups."},

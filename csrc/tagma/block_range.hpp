@@ -45,7 +45,7 @@ struct BlockRange {
 // `last`. Null runs continue null runs, and nothing else touches the null block.
 inline bool joins(BlockRange last, BlockId next) {
   if (last.is_null()) return next == kNullBlock;
-  return next != kNullBlock && next == last.end();
+  return next != kNullBlock && next == int64_t{last.start} + last.count;  // the end may be 2^31
 }
 
 // Logical blocks 0, 1, 2, ... of a row as maximal ranges, in logical order.
@@ -53,6 +53,22 @@ class RangeList {
  public:
   RangeList() = default;
   explicit RangeList(BlockRange range) { append(range); }
+
+  // The ranges that `count` ids form, in this order. O(count). Throws UsageError for a negative id
+  // and for more than 2^31 - 1 of them.
+  static RangeList of(const BlockId* ids, int64_t count) {
+    if (count < 0 || count > std::numeric_limits<int32_t>::max()) {
+      throw UsageError(message("a list of ", count, " block ids"));
+    }
+    RangeList out;
+    for (int64_t i = 0; i < count; ++i) {
+      if (ids[i] < 0) {
+        throw UsageError(message("block id ", ids[i], " at index ", i, " is negative"));
+      }
+      out.append({ids[i], 1});
+    }
+    return out;
+  }
 
   // Appends a range behind the last logical block; adjacent ranges become one. O(1). Throws
   // UsageError if the list would hold more than 2^31 - 1 blocks.

@@ -29,7 +29,7 @@ class FreeSpaces {
       : bounds_(bounds),
         idle_can_move_(idle_can_move),
         has_rooms_(idle_can_move || policy.slack > 0),
-        spare_holes_(num_blocks / policy.spare_holes_share),
+        spare_holes_(std::min(num_blocks / policy.spare_holes_share, policy.slack)),
         placement_(policy.candidates),
         holes_(num_blocks, has_rooms_ ? Kind::kByAnyBlock : Kind::kByRange),
         open_(num_blocks, has_rooms_ ? Kind::kByAnyBlock : Kind::kAbsent),
@@ -252,8 +252,8 @@ class FreeSpaces {
 
   BlockBounds bounds_;
   bool idle_can_move_;
-  bool has_rooms_;  // rooms are kept apart from holes
-  int32_t spare_holes_;
+  bool has_rooms_;       // rooms are kept apart from holes
+  int32_t spare_holes_;  // at most the slack: what is evicted for moved blocks is beyond the need
   BestFitPlacement placement_;
   BlockSpace holes_;
   BlockSpace open_;

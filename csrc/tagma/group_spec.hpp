@@ -35,10 +35,10 @@ struct GroupSpec {
   }
 };
 
-// The longest published prefix of at most `max_blocks` blocks in at most `max_ranges` ranges;
-// key_at(i) gives the i-th block's key. O(blocks hit).
+// The longest published prefix of at most `max_blocks` blocks in at most `max_ranges` ranges whose
+// end is aligned; key_at(i) gives the i-th block's key. O(blocks hit).
 template <typename KeyAt>
-RangeList longest_prefix(const PrefixIndex& index, int32_t group, int32_t max_blocks,
+RangeList longest_prefix(const PrefixIndex& index, int32_t group, int32_t max_blocks, int32_t align,
                          int32_t max_ranges, KeyAt&& key_at) {
   RangeList hit;
   BlockId previous = kNullBlock;
@@ -49,6 +49,7 @@ RangeList longest_prefix(const PrefixIndex& index, int32_t group, int32_t max_bl
     hit.append({block, 1});
     previous = block;
   }
+  hit.truncate(hit.num_blocks() / align * align);
   return hit;
 }
 

@@ -67,7 +67,7 @@ class KvPool {
     if (store_.index().size() == 0) return {};
     const int32_t cap = extender_.max_hit_ranges();
     if (spec.kind == GroupKind::kPrefix) {
-      return longest_prefix(store_.index(), group, max_blocks, cap, key_at);
+      return longest_prefix(store_.index(), group, max_blocks, spec.align_blocks, cap, key_at);
     }
     return rightmost_window(store_.index(), group, max_blocks, spec.window_blocks,
                             spec.align_blocks, cap, key_at);
@@ -137,14 +137,15 @@ class KvPool {
   // --- rows -------------------------------------------------------------------------------------
 
   // Opens a request's rows, each of which begins with a prefix hit (counted as published), and
-  // appends their new blocks to `added`. Returns 0, and leaves the pool as it was, if too few
-  // blocks are free for all groups together, or (last resort) if a row would exceed the range cap
-  // whatever is evicted. Throws UsageError on a stale hit or a malformed need.
+  // puts their new blocks, and nothing else, into `added`. Returns 0, and leaves the pool as it
+  // was, if too few blocks are free for all groups together, or (last resort) if a row would exceed
+  // the range cap whatever is evicted. Throws UsageError on a stale hit or a malformed need.
   RowHandle admit(const RangeList* hits, const Need* needs, const Spare& spare, RangeList* added) {
     check_needs(needs, spare);
     int32_t idle_hits = 0;
     Lack lack;
     for (size_t g = 0; g < groups_.size(); ++g) {
+      added[g].clear();
       check_hit(groups_[g], hits[g]);
       idle_hits += store_.allocator().count_idle(hits[g]);
       lack.add(std::max(hits[g].num_blocks(), needs[g].skip), needs[g]);
@@ -176,13 +177,14 @@ class KvPool {
     return handle;
   }
 
-  // Gives a request's rows the blocks they lack and appends them to `added`; never takes any away.
-  // Returns false, and leaves the rows as they were, for the reasons admit() returns 0. O(1) for
-  // each group whose last range grows in place.
+  // Gives a request's rows the blocks they lack and puts these, and nothing else, into `added`;
+  // never takes any away. Returns false, and leaves the rows as they were, for the reasons admit()
+  // returns 0. O(1) for each group whose last range grows in place.
   bool grow(RowHandle handle, const Need* needs, const Spare& spare, RangeList* added) {
     check_needs(needs, spare);
     Lack lack;
     for (size_t g = 0; g < groups_.size(); ++g) {
+      added[g].clear();
       lack.add(row_at(handle, g).blocks.num_blocks(), needs[g]);
     }
     if (!fits(lack, 0, spare)) return false;
@@ -221,15 +223,19 @@ class KvPool {
   }
 
   // The leading `blocks` of a row have no content any more (they fell out of a window): they become
-  // null, and the references that the row had to them are dropped. Throws UsageError if the row is
-  // shorter. O(blocks that it held).
+  // null, and the references that the row had to them are dropped. A row at the range cap keeps its
+  // first range, which this would split in two, until all of it falls out. Throws UsageError if the
+  // row is shorter. O(blocks that it held).
   void skip(RowHandle handle, int32_t group, int32_t blocks) {
     Row& row = rows_.at(handle, group);
     if (blocks < 0 || blocks > row.blocks.num_blocks()) {
       throw UsageError(message("skip ", blocks, " blocks of a row of ", row.blocks.num_blocks()));
     }
-    const RangeList gone = row.blocks.slice(row.blocks.num_leading_nulls(), blocks);
+    const int32_t nulls = row.blocks.num_leading_nulls();
+    const RangeList gone = row.blocks.slice(nulls, blocks);
     if (gone.empty()) return;
+    const bool splits = nulls == 0 && blocks < row.blocks.ranges().front().count;
+    if (splits && row.blocks.num_ranges() >= max_ranges()) return;
     if (blocks == row.blocks.num_blocks()) {
       store_.allocator().release(gone);
     } else {

@@ -15,8 +15,8 @@ struct Policy {
   int32_t slack = 0;
   // Rooms that a placement looks at before it gives up politeness; bounds its cost.
   int32_t candidates = 16;
-  // As long as holes are fewer than one in so many blocks, moved blocks may have cold ones evicted
-  // for the sake of their new place.
+  // As long as holes are fewer than one in so many blocks, and than the slack, moved blocks may
+  // have cold ones evicted for the sake of their new place.
   int32_t spare_holes_share = 400;
   // The percentile of what recent requests grew by that a row hopes for.
   int32_t headroom_percent = 80;

@@ -11,8 +11,10 @@
 //        = p + (range_start - range_cum) * block_size
 //
 // so a whole range shares one addend: a look-up serves every following position of the range, and
-// nothing has to divide, whatever the block size. Ranges are derived from the ids that vLLM sends
-// (and so cannot disagree with them); a run of null blocks is a range of its own without slots.
+// nothing has to divide, whatever the block size. A run of null blocks is a range without slots.
+//
+// Rows change by write(): the ranges of a row update, from some logical block on. Ids that nobody
+// sent ranges for (warm-up, dummy runs) become ranges on the way in.
 #pragma once
 
 #include <algorithm>
@@ -53,47 +55,56 @@ class RangeTable {
         max_ranges_(positive("max_ranges", max_ranges)),
         starts_(static_cast<size_t>(max_rows) * static_cast<size_t>(max_ranges)),
         cums_(starts_.size()),
-        rows_(static_cast<size_t>(max_rows)) {}
+        ends_(static_cast<size_t>(max_rows)) {}
 
-  // Appends `count` block ids behind the row's last block. O(count). Throws UsageError (row out of
-  // bounds, negative id, more than 2^31 - 1 blocks) or RangeCapError, and changes nothing then.
-  void append(int32_t row, const BlockId* ids, int64_t count) {
-    check_row(row);
-    if (count < 0) throw UsageError(message("append of ", count, " block ids"));
-    Entry entry = last_entry(row);
-    if (count > std::numeric_limits<int32_t>::max() - entry.num_blocks) {
-      throw UsageError(message("row ", row, " holds ", entry.num_blocks, " blocks; ", count,
-                               " more do not fit in 32 bits"));
-    }
-    const Entry before = entry;
-    for (int64_t i = 0; i < count; ++i) {
-      if (ids[i] < 0) {
-        throw UsageError(message("block id ", ids[i], " at index ", i, " is negative"));
-      }
-      entry.push(ids[i]);
-    }
-    if (entry.num_ranges > max_ranges_) throw RangeCapError(row, entry.num_ranges, max_ranges_);
-
-    // Same walk again, now writing: counting first is what keeps a refused row whole.
-    entry = before;
+  // The row keeps its first `first_block` blocks and consists of `ranges` behind them. O(ranges),
+  // and a binary search for a write inside the row. Returns the first range that was written: the
+  // ones in front have their start and first logical block as before, the last of them perhaps
+  // another length. Throws as check_write(), and changes nothing then.
+  int32_t write(int32_t row, int32_t first_block, const RangeList& ranges) {
+    const Plan plan = planned(row, first_block, ranges);
     BlockId* starts = starts_.data() + offset(row);
     int32_t* cums = cums_.data() + offset(row);
-    for (int64_t i = 0; i < count; ++i) {
-      if (entry.push(ids[i])) {
-        starts[entry.num_ranges - 1] = ids[i];
-        cums[entry.num_ranges - 1] = entry.num_blocks - 1;
-      }
+    RowEnd end = {plan.kept, first_block, kNullBlock, 0};
+    if (plan.kept > 0) {
+      end.last_start = starts[plan.kept - 1];
+      end.last_cum = cums[plan.kept - 1];
     }
-    if (entry.num_blocks == 0) return;
-    const int64_t last = entry.num_ranges - 1;
-    rows_[index(row)] = {static_cast<int32_t>(last + 1), entry.num_blocks, starts[last],
-                         cums[last]};
+    bool joined = plan.joined;
+    for (const BlockRange& range : ranges.ranges()) {
+      if (!joined) {
+        end.last_start = starts[end.num_ranges] = range.start;
+        end.last_cum = cums[end.num_ranges] = end.num_blocks;
+        ++end.num_ranges;
+      }
+      joined = false;  // only the first range can continue what is kept: a list is maximal
+      end.num_blocks += range.count;
+    }
+    ends_[index(row)] = end;
+    return plan.kept;
+  }
+
+  // Whether write() would go through: throws UsageError (row out of bounds, `first_block` not in
+  // [0, blocks of the row], more than 2^31 - 1 blocks) or RangeCapError.
+  void check_write(int32_t row, int32_t first_block, const RangeList& ranges) const {
+    planned(row, first_block, ranges);
+  }
+
+  // Appends `count` block ids behind the row's last block. O(count). Throws UsageError (a negative
+  // id, and as check_write()) or RangeCapError, and changes nothing then. Returns as write().
+  int32_t append(int32_t row, const BlockId* ids, int64_t count) {
+    const int32_t held = num_blocks(row);
+    if (count > std::numeric_limits<int32_t>::max() - held) {
+      throw UsageError(
+          message("row ", row, " holds ", held, " blocks; ", count, " more do not fit in 32 bits"));
+    }
+    return write(row, held, RangeList::of(ids, count));
   }
 
   // Empties a row. O(1).
   void clear(int32_t row) {
     check_row(row);
-    rows_[index(row)] = {};
+    ends_[index(row)] = {};
   }
 
   // Moves row `src` over row `dst` and leaves `src` empty. O(ranges).
@@ -101,10 +112,10 @@ class RangeTable {
     check_row(src);
     check_row(dst);
     if (src == dst) throw UsageError(message("row ", src, " moved onto itself"));
-    const ptrdiff_t used = rows_[index(src)].num_ranges;
+    const ptrdiff_t used = ends_[index(src)].num_ranges;
     std::copy_n(starts_.begin() + offset(src), used, starts_.begin() + offset(dst));
     std::copy_n(cums_.begin() + offset(src), used, cums_.begin() + offset(dst));
-    rows_[index(dst)] = rows_[index(src)];
+    ends_[index(dst)] = ends_[index(src)];
     clear(src);
   }
 
@@ -113,30 +124,40 @@ class RangeTable {
     check_row(a);
     check_row(b);
     if (a == b) return;
-    const ptrdiff_t used = std::max(rows_[index(a)].num_ranges, rows_[index(b)].num_ranges);
+    const ptrdiff_t used = std::max(ends_[index(a)].num_ranges, ends_[index(b)].num_ranges);
     std::swap_ranges(starts_.begin() + offset(a), starts_.begin() + offset(a) + used,
                      starts_.begin() + offset(b));
     std::swap_ranges(cums_.begin() + offset(a), cums_.begin() + offset(a) + used,
                      cums_.begin() + offset(b));
-    std::swap(rows_[index(a)], rows_[index(b)]);
+    std::swap(ends_[index(a)], ends_[index(b)]);
+  }
+
+  // The ranges of a row as the table keeps them, num_ranges() of each; valid until the next write.
+  const BlockId* range_starts(int32_t row) const {
+    check_row(row);
+    return starts_.data() + offset(row);
+  }
+  const int32_t* range_cums(int32_t row) const {
+    check_row(row);
+    return cums_.data() + offset(row);
   }
 
   int32_t num_ranges(int32_t row) const {
     check_row(row);
-    return rows_[index(row)].num_ranges;
+    return ends_[index(row)].num_ranges;
   }
 
   int32_t num_blocks(int32_t row) const {
     check_row(row);
-    return rows_[index(row)].num_blocks;
+    return ends_[index(row)].num_blocks;
   }
 
   // One range of a row; start 0 stands for a run of null blocks.
   BlockRange range(int32_t row, int32_t i) const {
     check_row(row);
-    if (i < 0 || i >= rows_[index(row)].num_ranges) {
+    if (i < 0 || i >= ends_[index(row)].num_ranges) {
       throw UsageError(
-          message("range ", i, " of row ", row, ", which has ", rows_[index(row)].num_ranges));
+          message("range ", i, " of row ", row, ", which has ", ends_[index(row)].num_ranges));
     }
     return {starts_[static_cast<size_t>(offset(row) + i)], cum_end(row, i) - cum_begin(row, i)};
   }
@@ -176,27 +197,18 @@ class RangeTable {
 
  private:
   // Counts of a row and a copy of its last range: a decoding request reads these 16 bytes only.
-  struct Row {
+  struct RowEnd {
     int32_t num_ranges = 0;
     int32_t num_blocks = 0;
     BlockId last_start = kNullBlock;
     int32_t last_cum = 0;
   };
 
-  // The state that run-length encoding carries from one id to the next.
-  struct Entry {
-    int64_t num_ranges;
-    int32_t num_blocks;
-    int64_t next;  // the id that would extend the last range; -1 before the first
-
-    // True if `id` opens a range.
-    bool push(BlockId id) {
-      const bool opens = id != next;
-      num_ranges += opens;
-      num_blocks += 1;
-      next = id == kNullBlock ? kNullBlock : int64_t{id} + 1;
-      return opens;
-    }
+  // How a write would go: the ranges in front that stay (the last of them perhaps shorter), and
+  // whether the first new range continues it.
+  struct Plan {
+    int32_t kept;
+    bool joined;
   };
 
   // Positions lo..last of one range (or of the gap behind a row) and what to add to get a slot.
@@ -253,12 +265,29 @@ class RangeTable {
     }
   }
 
-  Entry last_entry(int32_t row) const {
-    const int32_t used = rows_[index(row)].num_ranges;
-    if (used == 0) return {0, 0, -1};
-    const BlockRange last = range(row, used - 1);
-    const int64_t next = last.start == kNullBlock ? kNullBlock : int64_t{last.start} + last.count;
-    return {used, rows_[index(row)].num_blocks, next};
+  Plan planned(int32_t row, int32_t first_block, const RangeList& ranges) const {
+    check_row(row);
+    const RowEnd& end = ends_[index(row)];
+    if (first_block < 0 || first_block > end.num_blocks) {
+      throw UsageError(message("write from block ", first_block, " on to row ", row, ", which has ",
+                               end.num_blocks, " blocks"));
+    }
+    if (ranges.num_blocks() > std::numeric_limits<int32_t>::max() - first_block) {
+      throw UsageError(message("row ", row, " keeps ", first_block, " blocks; ",
+                               ranges.num_blocks(), " more do not fit in 32 bits"));
+    }
+    const int32_t* cums = cums_.data() + offset(row);
+    int32_t kept = end.num_ranges;
+    if (kept > 0 && end.last_cum >= first_block) {  // else behind the start of the last: growth
+      kept = static_cast<int32_t>(std::lower_bound(cums, cums + kept, first_block) - cums);
+    }
+    const bool joined =
+        kept > 0 && !ranges.empty() &&
+        joins({starts_[static_cast<size_t>(offset(row) + kept - 1)], first_block - cums[kept - 1]},
+              ranges.ranges().front().start);
+    const int64_t needed = int64_t{kept} + ranges.num_ranges() - joined;
+    if (needed > max_ranges_) throw RangeCapError(row, needed, max_ranges_);
+    return {kept, joined};
   }
 
   int32_t cum_begin(int32_t row, int32_t i) const {
@@ -266,8 +295,8 @@ class RangeTable {
   }
 
   int32_t cum_end(int32_t row, int32_t i) const {
-    return i + 1 < rows_[index(row)].num_ranges ? cum_begin(row, i + 1)
-                                                : rows_[index(row)].num_blocks;
+    return i + 1 < ends_[index(row)].num_ranges ? cum_begin(row, i + 1)
+                                                : ends_[index(row)].num_blocks;
   }
 
   // Whether each of these rows computes one token.
@@ -287,7 +316,7 @@ class RangeTable {
     const auto times_block = [block_size](int32_t count) {
       return uint64_t{static_cast<uint32_t>(count)} * static_cast<uint32_t>(block_size);
     };
-    const Row* rows = rows_.data() + row;
+    const RowEnd* rows = ends_.data() + row;
     uint64_t outside = 0;  // its sign bit, as in fill_window()
     for (int32_t i = 0; i < last - row; ++i) {
       const auto position = static_cast<uint64_t>(positions[i]);
@@ -303,7 +332,7 @@ class RangeTable {
   // The window around a position >= 0. `hint` is the range found before, or -1; the range behind it
   // is tried first, for prefills that walk through their ranges, then the last one.
   Window find(int32_t row, int64_t position, int64_t block_size, int32_t hint) const {
-    const Row& state = rows_[index(row)];
+    const RowEnd& state = ends_[index(row)];
     const int64_t row_end = state.num_blocks * block_size;
     if (position >= row_end) {
       return {row_end, std::numeric_limits<int64_t>::max(), 0, hint, false};
@@ -379,7 +408,7 @@ class RangeTable {
   int32_t max_ranges_;
   std::vector<BlockId> starts_;  // [max_rows, max_ranges]
   std::vector<int32_t> cums_;    // [max_rows, max_ranges]
-  std::vector<Row> rows_;        // [max_rows]
+  std::vector<RowEnd> ends_;     // [max_rows]
 };
 
 }  // namespace tagma

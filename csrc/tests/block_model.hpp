@@ -27,6 +27,13 @@ class BlockModel {
     return out;
   }
 
+  // ids() without the null blocks, to which nobody has a reference.
+  static std::vector<tagma::BlockId> held(const tagma::RangeList& list) {
+    std::vector<tagma::BlockId> out = ids(list);
+    out.erase(std::remove(out.begin(), out.end(), tagma::kNullBlock), out.end());
+    return out;
+  }
+
   // Blocks that the allocator gave out: each must have been in a hole.
   void take(const tagma::RangeList& list) {
     for (const tagma::BlockId b : ids(list)) {
@@ -36,14 +43,14 @@ class BlockModel {
   }
 
   void acquire(const tagma::RangeList& list) {
-    for (const tagma::BlockId b : ids(list)) {
+    for (const tagma::BlockId b : held(list)) {
       CHECK(!in_hole(b));
       if (refs_[b]++ == 0) lru_.erase(std::find(lru_.begin(), lru_.end(), b));
     }
   }
 
   void release(const tagma::RangeList& list) {
-    const std::vector<tagma::BlockId> blocks = ids(list);
+    const std::vector<tagma::BlockId> blocks = held(list);
     for (size_t i = blocks.size(); i-- > 0;) {
       CHECK(refs_[blocks[i]] > 0);
       if (--refs_[blocks[i]] == 0 && cached_[blocks[i]]) lru_.push_back(blocks[i]);

@@ -21,6 +21,13 @@ RangeList list_of(std::initializer_list<BlockRange> ranges) {
   return out;
 }
 
+void ids_that_are_no_blocks_are_refused() {
+  const std::vector<BlockId> ids = {4, -1};
+  CHECK_THROWS(RangeList::of(ids.data(), 2), UsageError);
+  CHECK_THROWS(RangeList::of(ids.data(), -1), UsageError);
+  CHECK_THROWS(RangeList::of(ids.data(), int64_t{1} << 31), UsageError);
+}
+
 void adjacent_ranges_merge_on_append() {
   RangeList list;
   list.append({4, 2});
@@ -90,6 +97,7 @@ void every_short_list_agrees_with_its_ids() {
     RangeList list;
     for (const BlockId id : ids) list.append({id, 1});
     CHECK(BlockModel::ids(list) == ids);
+    CHECK(RangeList::of(ids.data(), static_cast<int64_t>(ids.size())).ranges() == list.ranges());
     for (size_t i = 1; i < list.ranges().size(); ++i) {
       CHECK(!tagma::joins(list.ranges()[i - 1], list.ranges()[i].start));
     }
@@ -119,6 +127,7 @@ void every_short_list_agrees_with_its_ids() {
 
 int main() {
   return run_tests({
+      {"ids that are no blocks are refused", ids_that_are_no_blocks_are_refused},
       {"adjacent ranges merge on append", adjacent_ranges_merge_on_append},
       {"slices and truncations agree with the ids", slices_and_truncations_agree_with_the_ids},
       {"null runs merge with null runs only", null_runs_merge_with_null_runs_only},

@@ -70,7 +70,9 @@ class Stepped {
     pair.drain();
   }
 
-  const std::vector<BlockRange>& ranges(size_t row) const { return pair.rows[row].blocks.ranges(); }
+  const std::vector<BlockRange>& ranges(size_t row) const {
+    return pair.rows[row].blocks().ranges();
+  }
   int32_t cached(int prompt) { return pair.lookup(keys_from(50 * prompt, 49), 49).num_blocks(); }
   int64_t moved() const { return pair.pool.num_moved(); }
   int64_t moved_live() const { return pair.pool.num_moved_live(); }
@@ -225,7 +227,7 @@ void live_ranges_move_to_make_room() {
     pool.next_step();
     pool.pair.execute(random_source());
     for (size_t i = 9; i < 10; i -= 2) {
-      pool.pair.evict(BlockModel::ids(pool.pair.rows[i].blocks));
+      pool.pair.evict(BlockModel::ids(pool.pair.rows[i].blocks()));
       pool.pair.free(i);
     }
     pool.pair.begin_step();
@@ -261,7 +263,7 @@ void a_scattered_hit_is_gathered() {
       const bool gathered = mode != Compaction::kOff && budget >= 16;
       if (gathered) CHECK(pool.ranges(row).size() == 1);
       if (mode == Compaction::kOff) CHECK(pool.moved() == 0 && pool.ranges(row).size() >= 8);
-      CHECK(pool.cached(1) == 8 && pool.pair.rows[row].published == 8);
+      CHECK(pool.cached(1) == 8 && pool.pair.rows[row].published() == 8);
       CHECK(pool.moved() <= budget);
     }
   }
@@ -278,7 +280,7 @@ void a_shared_hit_is_not_gathered() {
   const int64_t before = pool.moved();
   const size_t row = pool.admit_hit(1, 8, 10);
   CHECK(pool.ranges(holder) == places && pool.moved() == before);
-  CHECK(pool.pair.rows[row].blocks.slice(0, 8).ranges() == places);
+  CHECK(pool.pair.rows[row].blocks().slice(0, 8).ranges() == places);
 }
 
 void shared_just_grown_and_foreign_blocks_do_not_move() {
@@ -345,7 +347,7 @@ void the_cap_holds_for_rows_that_are_moved() {
       pair.execute(random_source());
       pair.begin_step();
       pair.relocate(0, 2 * i, 2 * i + 1);
-      CHECK(pair.rows[0].blocks.num_ranges() <= cap);
+      CHECK(pair.rows[0].blocks().num_ranges() <= cap);
       pair.compare();
     }
     pair.execute(random_source());

@@ -31,7 +31,7 @@ void no_row_ever_exceeds_the_cap() {
         const Keys prompt = keys_from(0, num_blocks);
         // Nothing is live: whatever the cache holds, every count up to the pool's size is given.
         CHECK(pair.admit(prompt, {}, demand_of(blocks)) == 0);
-        CHECK(pair.rows[0].blocks.num_ranges() <= cap);
+        CHECK(pair.rows[0].blocks().num_ranges() <= cap);
         pair.compare();
         pair.drain();
       }
@@ -48,7 +48,7 @@ void recency_yields_at_half_the_cap_and_only_then() {
   CHECK(pair.pool.num_cap_evictions() == 0 && pair.pool.num_evictions() == 0);
   CHECK(pair.admit(prompt, {}, demand_of(3)) == 1);
   CHECK(pair.pool.num_cap_evictions() == 1 && pair.pool.num_evictions() > 0);
-  CHECK(pair.rows[1].blocks.num_ranges() == 1);
+  CHECK(pair.rows[1].blocks().num_ranges() == 1);
   pair.compare();
   pair.drain();
 }
@@ -59,7 +59,7 @@ void the_cap_refuses_only_what_no_eviction_can_help() {
   const Keys single = keys_from(0, 1);
   for (int i = 0; i < 19; ++i) CHECK(pair.admit(single, {}, demand_of(1)) >= 0);
   for (size_t row = 0; row < pair.rows.size();) {
-    if (pair.rows[row].blocks.at(0) % 2 == 0) {
+    if (pair.rows[row].blocks().at(0) % 2 == 0) {
       pair.free(row);
     } else {
       ++row;
@@ -70,14 +70,14 @@ void the_cap_refuses_only_what_no_eviction_can_help() {
   CHECK(pair.pool.num_cap_refusals() == 1);
   CHECK(pair.pool.allocator().num_free() == 9);  // capacity was there
   const int row = pair.admit(prompt, {}, demand_of(3));
-  CHECK(row >= 0 && pair.rows.back().blocks.num_ranges() == 3);
+  CHECK(row >= 0 && pair.rows.back().blocks().num_ranges() == 3);
   CHECK(!pair.grow(pair.rows.size() - 1, demand_of(4)));
   CHECK(pair.pool.num_cap_refusals() == 2);
   pair.compare();
   // One neighbour less, and it grows.
-  const BlockId tail = pair.rows.back().blocks.tail();
+  const BlockId tail = pair.rows.back().blocks().tail();
   for (size_t i = 0; i < pair.rows.size(); ++i) {
-    if (pair.rows[i].blocks.at(0) == tail + 1 && pair.rows[i].blocks.num_blocks() == 1) {
+    if (pair.rows[i].blocks().at(0) == tail + 1 && pair.rows[i].blocks().num_blocks() == 1) {
       pair.free(i);
       break;
     }
@@ -109,9 +109,9 @@ void a_request_alone_always_makes_progress() {
             const int32_t blocks = std::min<int32_t>(hit.num_blocks() + 1 + random() % 2, goal);
             pair.admit(prompt, hit, demand_of(blocks));
           } else if (!pair.rows.empty() && random() % 3 != 0) {
-            const int32_t held = pair.rows[row].blocks.num_blocks();
+            const int32_t held = pair.rows[row].blocks().num_blocks();
             if (held < goal) pair.grow(row, demand_of(held + 1));
-            pair.publish(row, pair.rows[row].blocks.num_blocks());
+            pair.publish(row, pair.rows[row].blocks().num_blocks());
           } else if (!pair.rows.empty()) {
             pair.free(row);
           }
@@ -132,7 +132,7 @@ void a_request_alone_always_makes_progress() {
             demand.prompt = std::min(reached + 1, goal);
             CHECK(pair.admit(keys, hit, demand) == 0);
           } else {
-            held = pair.rows[0].blocks.num_blocks();
+            held = pair.rows[0].blocks().num_blocks();
             if (!pair.grow(0, demand_of(std::min(held + chunk, goal)))) {
               pair.free(0);
               // Admitted while alone, it is never refused again.
@@ -141,7 +141,7 @@ void a_request_alone_always_makes_progress() {
           }
           pair.end_scheduling();
           if (pair.rows.empty()) continue;
-          held = pair.rows[0].blocks.num_blocks();
+          held = pair.rows[0].blocks().num_blocks();
           reached = std::max(reached, held);
           pair.publish(0, held);
           pair.compare();

@@ -60,7 +60,7 @@ inline void shatter(PoolPair& pair, std::vector<Keys>& keys) {
   for (int32_t i = 0; i < capacity; ++i)
     CHECK(pair.admit(keys[static_cast<size_t>(i)], {}, demand_of(1)) >= 0);
   for (size_t row = 0; row < pair.rows.size(); ++row) {
-    if (pair.rows[row].blocks.at(0) % 2 == 0) pair.publish(row, 1);
+    if (pair.rows[row].blocks().at(0) % 2 == 0) pair.publish(row, 1);
   }
   while (!pair.rows.empty()) pair.free(0);
   pair.compare();

@@ -1,44 +1,26 @@
-// KvPool beside the obvious pool: every call goes to both, and every answer is predicted: whether
-// there is room, which blocks are evicted in which order, when the range cap refuses, what is hit.
-// Where the pool may choose (slack: what to evict; compaction: what to move) the model follows it
-// move by move and checks the limits of the choice. A worker model that knows only what a worker is
-// told has to end up with the same rows and the right contents.
+// KvPool beside the obvious pool: every call goes to both, and every answer is predicted; see
+// pool_prediction.hpp. A worker model that knows only what a worker is told has to end up with the
+// same rows and the right contents.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "tagma/kv_pool.hpp"
-#include "tests/block_model.hpp"
 #include "tests/check.hpp"
 #include "tests/key_book.hpp"
+#include "tests/pool_prediction.hpp"
 #include "tests/worker_model.hpp"
 
-class PoolPair {
+class PoolPair : public PoolPrediction {
  public:
-  struct Row {
-    tagma::RowHandle handle;
-    tagma::RangeList blocks;
-    const Keys* keys;
-    int32_t published;
-    int32_t published_before_step = 0;
-    int64_t published_step = -1;
-    int64_t grown_step = -1;
-  };
+  PoolPair(const tagma::PoolOptions& options, const KeyBook& book)
+      : PoolPrediction(options, book), worker(options.num_blocks, options.max_ranges) {}
 
-  PoolPair(tagma::PoolOptions options, const KeyBook& book)
-      : pool(recording(options)),
-        blocks(options.num_blocks, options.alignment),
-        worker(options.num_blocks),
-        book_(book),
-        options_(options),
-        cap_(options.max_ranges),
-        blocks_of_(static_cast<size_t>(book.size())),
-        key_of_(static_cast<size_t>(options.num_blocks), -1) {
-    pool.set_key_bytes(book.bytes());
-  }
+  // --- steps ------------------------------------------------------------------------------------
 
   void begin_step() {
     pool.begin_step();
@@ -62,136 +44,81 @@ class PoolPair {
     worker.copy(copies);
     for (const tagma::RowChange& change : pool.take_row_changes()) worker.update(change);
     CHECK(pool.take_row_changes().empty() && pool.take_copies().empty());
-    for (const Row& row : rows) {
-      worker.check_row(row.handle, row.blocks);
-      worker.write(row.handle, row.published, random, [&](int32_t i) { return content(row, i); });
-    }
-    for (const Row& row : rows) {
-      worker.check_contents(row.handle, [&](int32_t i) { return content(row, i); });
-    }
+    for_each_part([&](const Row& row, int32_t g, const Part& part) {
+      worker.check_row(row.handle, g, part.blocks);
+      worker.write(row.handle, g, part.blocks, part.published, random,
+                   [&](int32_t i) { return content(row, g, i); });
+    });
+    for_each_part([&](const Row& row, int32_t g, const Part& part) {
+      worker.check_contents(row.handle, g, part.blocks,
+                            [&](int32_t i) { return content(row, g, i); });
+    });
     for (tagma::BlockId b = 1; b < options_.num_blocks; ++b) {
-      const int key = key_of_[static_cast<size_t>(b)];
-      if (key >= 0) CHECK(worker.content(b) == key);
+      const CacheModel::Entry& entry = cache.of(b);
+      if (entry.key >= 0) CHECK(worker.content(b) == content(entry.group, entry.key));
     }
+    worker.check_pins();
   }
 
   // Whether a preemption of this row could leave others with blocks that are never written: vLLM
   // preempts before it admits, so nobody can have hit what the row published in this step.
   bool may_be_preempted(size_t index) const {
-    const Row& row = rows[index];
-    if (row.published_step != step_) return true;
-    for (int32_t i = row.published_before_step; i < row.published; ++i) {
-      if (blocks.refs(row.blocks.at(i)) > 1) return false;
-    }
-    return true;
-  }
-
-  tagma::RangeList lookup(const Keys& keys, int32_t max_blocks) {
-    const tagma::RangeList hit =
-        pool.lookup(0, [&](int32_t i) { return book_[keys[static_cast<size_t>(i)]]; }, max_blocks);
-    tagma::RangeList expected;
-    for (int32_t i = 0; i < max_blocks; ++i) {
-      const std::vector<tagma::BlockId>& found = of_key(keys[static_cast<size_t>(i)]);
-      if (found.empty()) break;
-      tagma::RangeList longer = expected;
-      longer.append({found.front(), 1});
-      if (longer.num_ranges() > (cap_ - 1) / 2) break;
-      expected = longer;
-    }
-    CHECK(hit.ranges() == expected.ranges());
-    return hit;
-  }
-
-  // Index of the new row, or -1.
-  int admit(const Keys& keys, const tagma::RangeList& hit, const tagma::Demand& demand) {
-    int32_t idle = 0;
-    for (const tagma::BlockId b : BlockModel::ids(hit)) idle += blocks.refs(b) == 0 ? 1 : 0;
-    const bool room = fits(hit.num_blocks(), idle, demand);
-    remember_counters();
-    tagma::RangeList added;
-    const tagma::RowHandle handle = pool.admit(hit, demand, added);
-    if (!room) {
-      CHECK(handle == 0);
-      expect_untouched(added);
-      return -1;
-    }
-    blocks.acquire(hit);
-    Row row{handle, hit, &keys, hit.num_blocks()};
-    if (!settle(row, demand.blocks, added, handle != 0)) {
-      blocks.release(row.blocks);
-      return -1;
-    }
-    row.grown_step = step_;
-    worker.admit(handle, row.published);
-    rows.push_back(row);
-    return static_cast<int>(rows.size()) - 1;
-  }
-
-  bool grow(size_t index, const tagma::Demand& demand) {
-    Row& row = rows[index];
-    const bool room = fits(row.blocks.num_blocks(), 0, demand);
-    remember_counters();
-    tagma::RangeList added;
-    const bool given = pool.grow(row.handle, demand, added);
-    if (!room) {
-      CHECK(!given);
-      expect_untouched(added);
-      return false;
-    }
-    if (!settle(row, demand.blocks, added, given)) return false;
-    if (!added.empty()) row.grown_step = step_;
-    return true;
-  }
-
-  bool relocate(size_t index, int32_t first, int32_t last) {
-    const Row before = rows[index];
-    const int64_t moved = pool.num_moved();
-    remember_counters();
-    const bool done = pool.relocate(before.handle, first, last);
-    follow(rows[index], false);
-    const tagma::RangeList part = rows[index].blocks.slice(first, last);
-    if (!done) {
-      CHECK(pool.num_moved() == moved && pool.num_evictions() == evictions_);
-      return false;
-    }
-    CHECK(part.num_ranges() == 1);
-    CHECK(part.ranges() != before.blocks.slice(first, last).ranges());
-    return true;
-  }
-
-  void publish(size_t index, int32_t upto) {
-    Row& row = rows[index];
-    const int32_t before = pool.publish(
-        row.handle, 0, upto, [&](int32_t i) { return book_[(*row.keys)[static_cast<size_t>(i)]]; });
-    CHECK(before == row.published);
-    if (upto <= before) return;
-    if (row.published_step != step_) {
-      row.published_step = step_;
-      row.published_before_step = before;
-    }
-    for (; row.published < upto; ++row.published) {
-      const tagma::BlockId b = row.blocks.at(row.published);
-      const int key = (*row.keys)[static_cast<size_t>(row.published)];
-      blocks.cache(b);
-      of_key(key).push_back(b);
-      key_of_[static_cast<size_t>(b)] = key;
-    }
-  }
-
-  void free(size_t index) {
-    const Row row = rows[index];
-    pool.free(row.handle);
-    std::vector<tagma::BlockId> withdrawn;
-    if (scheduling && row.published_step == step_) {
-      for (int32_t i = row.published_before_step; i < row.published; ++i) {
-        if (blocks.cached(row.blocks.at(i))) withdrawn.push_back(row.blocks.at(i));
+    for (const Part& part : rows[index].parts) {
+      if (part.published_step != step_) continue;
+      for (int32_t i = part.published_before_step; i < part.published; ++i) {
+        const tagma::BlockId b = part.blocks.at(i);
+        if (b != tagma::kNullBlock && blocks.refs(b) - num_pins(b) > 1) return false;
       }
     }
-    expect_withdrawn(withdrawn);
-    blocks.release(row.blocks);
-    worker.free(row.handle);
-    rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(index));
-    CHECK_THROWS(pool.free(row.handle), tagma::UsageError);
+    return true;
+  }
+
+  // --- prefix cache -----------------------------------------------------------------------------
+
+  tagma::RangeList lookup(int32_t group, const Keys& keys, int32_t max_blocks) {
+    const tagma::RangeList hit = pool.lookup(
+        group, [&](int32_t i) { return book_[keys[static_cast<size_t>(i)]]; }, max_blocks);
+    const int32_t cut = (cap_ - 1) / 2 / static_cast<int32_t>(num_groups_);
+    CHECK(hit.ranges() == cache.lookup(group, keys, max_blocks, cut).ranges());
+    return hit;
+  }
+  tagma::RangeList lookup(const Keys& keys, int32_t max_blocks) {
+    return lookup(0, keys, max_blocks);
+  }
+
+  // The longest hit that all groups have, as vLLM's coordinator finds it: each look-up shortens it
+  // or leaves it, until none does.
+  std::vector<tagma::RangeList> common_hit(const Keys& keys, int32_t max_blocks) {
+    std::vector<tagma::RangeList> hits(num_groups_);
+    for (int32_t length = max_blocks;;) {
+      int32_t shortest = length;
+      for (size_t g = 0; g < num_groups_; ++g) {
+        hits[g] = lookup(static_cast<int32_t>(g), keys, shortest);
+        shortest = hits[g].num_blocks();
+      }
+      if (shortest == length) return hits;
+      length = shortest;
+    }
+  }
+
+  void publish(size_t index, int32_t upto, int32_t group = 0) {
+    Row& row = rows[index];
+    Part& part = row.parts[static_cast<size_t>(group)];
+    const int32_t before = pool.publish(row.handle, group, upto, [&](int32_t i) {
+      return book_[(*row.keys)[static_cast<size_t>(i)]];
+    });
+    CHECK(before == part.published);
+    if (upto <= before) return;
+    if (part.published_step != step_) {
+      part.published_step = step_;
+      part.published_before_step = before;
+    }
+    for (; part.published < upto; ++part.published) {
+      const tagma::BlockId b = part.blocks.at(part.published);
+      if (b == tagma::kNullBlock) continue;
+      blocks.cache(b);
+      cache.publish(b, group, (*row.keys)[static_cast<size_t>(part.published)]);
+    }
   }
 
   void evict(const std::vector<tagma::BlockId>& ids) {
@@ -213,283 +140,222 @@ class PoolPair {
     return true;
   }
 
+  // --- rows -------------------------------------------------------------------------------------
+
+  // Index of the new row, or -1.
+  int admit(const Keys& keys, const std::vector<tagma::RangeList>& hits,
+            const std::vector<tagma::Need>& needs, const tagma::Spare& spare) {
+    int32_t idle = 0;
+    std::vector<int64_t> held;
+    Row row{0, &keys, std::vector<Part>(num_groups_)};
+    for (size_t g = 0; g < num_groups_; ++g) {
+      for (const tagma::BlockId b : BlockModel::held(hits[g])) idle += blocks.refs(b) == 0 ? 1 : 0;
+      held.push_back(std::max(hits[g].num_blocks(), needs[g].skip));
+    }
+    const bool room = fits(held, idle, needs, spare);
+    remember_counters();
+    std::vector<tagma::RangeList> added(num_groups_, tagma::RangeList({7, 1}));  // stale content
+    row.handle = pool.admit(hits.data(), needs.data(), spare, added.data());
+    if (!room) {
+      CHECK(row.handle == 0 && all_empty(added));
+      expect_untouched();
+      return -1;
+    }
+    for (size_t g = 0; g < num_groups_; ++g) {
+      blocks.acquire(hits[g]);
+      Part& part = row.parts[g];
+      part.blocks = hits[g];
+      part.published = hits[g].num_blocks();
+      const int32_t nulls = std::min(needs[g].skip, needs[g].blocks) - hits[g].num_blocks();
+      if (nulls > 0) part.blocks.append({tagma::kNullBlock, nulls});
+    }
+    if (!settle(row, needs, added, row.handle != 0)) {
+      for (const Part& part : row.parts) blocks.release(part.blocks);
+      return -1;
+    }
+    for (size_t g = 0; g < num_groups_; ++g) {
+      row.parts[g].grown_step = step_;
+      worker.admit(row.handle, static_cast<int32_t>(g), row.parts[g].published);
+    }
+    rows.push_back(std::move(row));
+    return static_cast<int>(rows.size()) - 1;
+  }
+  int admit(const Keys& keys, const tagma::RangeList& hit, const tagma::Demand& demand) {
+    return admit(keys, std::vector<tagma::RangeList>{hit}, {demand}, demand);
+  }
+
+  bool grow(size_t index, const std::vector<tagma::Need>& needs, const tagma::Spare& spare) {
+    Row& row = rows[index];
+    std::vector<int64_t> held;
+    for (const Part& part : row.parts) held.push_back(part.blocks.num_blocks());
+    const bool room = fits(held, 0, needs, spare);
+    remember_counters();
+    std::vector<tagma::RangeList> added(num_groups_, tagma::RangeList({7, 1}));  // stale content
+    const bool given = pool.grow(row.handle, needs.data(), spare, added.data());
+    if (!room) {
+      CHECK(!given && all_empty(added));
+      expect_untouched();
+      return false;
+    }
+    if (!settle(row, needs, added, given)) return false;
+    for (size_t g = 0; g < num_groups_; ++g) {
+      if (!added[g].empty()) row.parts[g].grown_step = step_;
+    }
+    return true;
+  }
+  bool grow(size_t index, const tagma::Demand& demand) {
+    return grow(index, std::vector<tagma::Need>{demand}, demand);
+  }
+
+  void skip(size_t index, int32_t group, int32_t count) {
+    Row& row = rows[index];
+    pool.skip(row.handle, group, count);
+    tagma::RangeList& part = row.parts[static_cast<size_t>(group)].blocks;
+    if (count <= part.num_leading_nulls()) return;
+    const auto with_nulls = [&part](int32_t nulls) {
+      tagma::RangeList list = part;
+      list.replace(0, tagma::RangeList({tagma::kNullBlock, nulls}));
+      return list;
+    };
+    // Over the cap the range that would be split stays.
+    while (with_nulls(count).num_ranges() > cap_) --count;
+    blocks.release(part.slice(0, count));
+    part = with_nulls(count);
+  }
+
+  bool relocate(size_t index, int32_t first, int32_t last, int32_t group = 0) {
+    const auto g = static_cast<size_t>(group);
+    const Row before = rows[index];
+    const int64_t moved = pool.num_moved();
+    remember_counters();
+    const bool done = pool.relocate(before.handle, first, last, group);
+    follow(rows[index], false);
+    const tagma::RangeList part = rows[index].blocks(g).slice(first, last);
+    if (!done) {
+      CHECK(pool.num_moved() == moved && pool.num_evictions() == evictions_);
+      return false;
+    }
+    CHECK(part.num_ranges() == 1);
+    CHECK(part.ranges() != before.blocks(g).slice(first, last).ranges());
+    return true;
+  }
+
+  void free(size_t index) {
+    const Row row = rows[index];
+    pool.free(row.handle);
+    std::vector<tagma::BlockId> withdrawn;
+    for (const Part& part : row.parts) {
+      if (!scheduling || part.published_step != step_) continue;
+      for (int32_t i = part.published_before_step; i < part.published; ++i) {
+        const tagma::BlockId b = part.blocks.at(i);
+        if (b != tagma::kNullBlock && blocks.cached(b)) withdrawn.push_back(b);
+      }
+    }
+    expect_withdrawn(withdrawn);
+    for (size_t g = 0; g < num_groups_; ++g) {
+      blocks.release(row.blocks(g));
+      worker.free(row.handle, static_cast<int32_t>(g));
+    }
+    rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(index));
+    CHECK_THROWS(pool.free(row.handle), tagma::UsageError);
+  }
+
+  // --- pins -------------------------------------------------------------------------------------
+
+  // Part of a row; index of the pin.
+  size_t pin(size_t index, int32_t group, int32_t first, int32_t last) {
+    const Row& row = rows[index];
+    return remember(pool.pin(row.handle, group, first, last),
+                    row.blocks(static_cast<size_t>(group)).slice(first, last));
+  }
+
+  size_t pin(const tagma::RangeList& list) { return remember(pool.pin(list), list); }
+
+  void unpin(size_t index) {
+    const Pin pin = pins[index];
+    pool.unpin(pin.handle);
+    blocks.release(pin.blocks);
+    worker.unpin(pin.handle);
+    pins.erase(pins.begin() + static_cast<std::ptrdiff_t>(index));
+    CHECK_THROWS(pool.unpin(pin.handle), tagma::UsageError);
+  }
+
+  // --- checks -----------------------------------------------------------------------------------
+
   // O(num_blocks).
   void compare() {
     pool.check_invariants();
     blocks.compare(pool.allocator(), options_.policy.slack);
-    CHECK(pool.num_rows() == static_cast<int32_t>(rows.size()));
-    for (const Row& row : rows) {
-      CHECK(pool.row_blocks(row.handle).ranges() == row.blocks.ranges());
-      CHECK(pool.num_published(row.handle) == row.published);
-    }
-    int32_t keys = 0;
-    for (int key = 0; key < book_.size(); ++key) {
-      const std::vector<tagma::BlockId>& list = of_key(key);
-      keys += list.empty() ? 0 : 1;
-      CHECK(pool.index().find(0, book_[key]) == (list.empty() ? tagma::kNullBlock : list.front()));
-    }
-    CHECK(pool.index().num_keys() == keys);
+    cache.compare(pool.index());
     CHECK(pool.index().size() == blocks.num_cached());
+    CHECK(pool.num_rows() == static_cast<int32_t>(rows.size()));
+    for_each_part([&](const Row& row, int32_t g, const Part& part) {
+      CHECK(pool.row_blocks(row.handle, g).ranges() == part.blocks.ranges());
+      CHECK(pool.num_published(row.handle, g) == part.published);
+    });
+    CHECK(pool.pins().size() == static_cast<int32_t>(pins.size()));
+    int32_t pinned = 0;
+    for (tagma::BlockId b = 1; b < options_.num_blocks; ++b) pinned += is_pinned(b) ? 1 : 0;
+    CHECK(pool.pins().num_blocks() == pinned);
   }
 
   // Frees everything and takes the whole pool: one range, and evictions in exact LRU order.
   void drain() {
     end_scheduling();
     while (!rows.empty()) free(rows.size() - 1);
+    while (!pins.empty()) unpin(0);
     compare();
     begin_step();
-    tagma::Demand all;
-    all.blocks = blocks.capacity();
+    std::vector<tagma::Need> all(num_groups_);
+    all[0].blocks = blocks.capacity();
     static const Keys kNone;
-    CHECK(admit(kNone, {}, all) == 0);
-    CHECK(rows[0].blocks.num_ranges() == 1);
+    CHECK(admit(kNone, std::vector<tagma::RangeList>(num_groups_), all, {}) == 0);
+    CHECK(rows[0].blocks().num_ranges() == 1);
     CHECK(blocks.num_free() == 0 && blocks.num_cached() == 0);
     compare();
     free(0);
   }
 
-  // Everything is predicted: nothing moves, and eviction has no choice.
-  bool is_strict() const {
-    return options_.policy.slack == 0 &&
-           (options_.compaction == tagma::Compaction::kOff || options_.copy_budget == 0);
-  }
-
-  tagma::KvPool pool;
-  BlockModel blocks;
   WorkerModel worker;
-  std::vector<Row> rows;
   bool scheduling = false;
-  int64_t latest_turn = 0;  // by how many turns a block was evicted too early, at most
 
  private:
-  static tagma::PoolOptions recording(tagma::PoolOptions options) {
-    options.record_evictions = true;
-    return options;
+  static constexpr int64_t kKeysOfGroup = 1000000;
+
+  static bool all_empty(const std::vector<tagma::RangeList>& lists) {
+    return std::all_of(lists.begin(), lists.end(), [](const auto& list) { return list.empty(); });
   }
 
-  bool fits(int64_t held, int64_t idle_hits, const tagma::Demand& d) const {
-    const int64_t free = blocks.num_free();
-    const int64_t lacking = std::max<int64_t>(d.blocks - held, 0);
-    const int64_t whole = std::max<int64_t>(d.gate - held, 0);
-    if (d.gate > 0 && whole + idle_hits + d.watermark > free) return false;
-    return lacking + idle_hits + d.watermark + d.reserved <= free;
-  }
-
-  // Follows what the pool did to give a row its blocks; false if it rightly refused.
-  bool settle(Row& row, int32_t wanted, const tagma::RangeList& added, bool given) {
-    if (!is_strict()) return settle_by_following(row, wanted, added, given);
-    return settle_exactly(row.blocks, wanted, added, given);
-  }
-
-  bool settle_exactly(tagma::RangeList& row, int32_t wanted, const tagma::RangeList& added,
-                      bool given) {
-    const int32_t lacking = wanted - row.num_blocks();
-    if (lacking <= 0) {
-      CHECK(given);
-      expect_untouched(added);
-      return true;
-    }
-    const int32_t fewest = BlockModel::fewest_ranges(blocks.holes(true), lacking, row.tail());
-    CHECK(fewest >= 0);
-    const int32_t ranges = row.num_ranges();
-    const bool possible = ranges + fewest <= cap_;
-    CHECK(given == possible);  // refused only when no eviction at all could help
-    const std::vector<tagma::EvictedBlock> evicted = pool.take_evicted();
-    CHECK(pool.num_evictions() - evictions_ == static_cast<int64_t>(evicted.size()));
-    const size_t least = static_cast<size_t>(std::max(lacking - blocks.num_in_holes(), 0));
-    CHECK(evicted.size() >= least);
-    for (size_t i = 0; i < least; ++i) {
-      CHECK(evicted[i].block == blocks.lru().front());
-      check_key(evicted[i]);
-      forget(evicted[i].block);
-    }
-    const int32_t by_recency =
-        row.num_ranges() + BlockModel::fewest_ranges(blocks.holes(), lacking, row.tail());
-    const bool capped = by_recency > std::max(cap_ / 2, row.num_ranges());
-    CHECK(pool.num_cap_evictions() - cap_evictions_ == (evicted.size() > least ? 1 : 0));
-    CHECK(pool.num_cap_refusals() - cap_refusals_ == (possible ? 0 : 1));
-    if (!capped || !possible) CHECK(evicted.size() == least);
-    for (size_t i = least; i < evicted.size(); ++i) {
-      CHECK(blocks.refs(evicted[i].block) == 0);
-      check_key(evicted[i]);
-      forget(evicted[i].block);
-    }
-    if (!given) {
-      CHECK(added.empty());
-      return false;
-    }
-    CHECK(added.num_blocks() == lacking);
-    const bool alone = capped && blocks.num_live() == row.num_blocks();
-    const int32_t bound = alone ? ranges_to_come(row) : 0;
-    blocks.take(added);
-    row.append(added);
-    // What makes a request alone reach the size of the pool: see KvPool::extend().
-    if (alone) CHECK(ranges_to_come(row) <= bound);
-    CHECK(row.num_ranges() <= cap_);
-    CHECK(row.num_ranges() == (capped ? ranges + fewest : by_recency));
-    return true;
-  }
-
-  bool settle_by_following(Row& row, int32_t wanted, const tagma::RangeList& added, bool given) {
-    const int32_t lacking = wanted - row.blocks.num_blocks();
-    if (lacking <= 0) {
-      CHECK(given);
-      expect_untouched(added);
-      return true;
-    }
-    const int32_t in_holes = blocks.num_in_holes();
-    const bool for_cap = pool.num_cap_evictions() > cap_evictions_;
-    const int64_t in_rows = follow(row, for_cap);
-    CHECK(pool.num_cap_refusals() - cap_refusals_ == (given ? 0 : 1));
-    // Evicted is what the holes lack, and no more than the slack beyond.
-    const int64_t evicted = pool.num_evictions() - evictions_;
-    if (!for_cap) {
-      CHECK(evicted >= std::max(lacking - in_holes, 0) || !given);
-      CHECK(evicted <= std::max(lacking - in_holes, 0) + in_rows + options_.policy.slack ||
-            budget() < kPlenty);
-    }
-    if (!given) {
-      CHECK(added.empty());
-      const int32_t fewest =
-          BlockModel::fewest_ranges(blocks.holes(true), lacking, row.blocks.tail());
-      CHECK(row.blocks.num_ranges() + fewest > cap_);
-      return false;
-    }
-    CHECK(added.num_blocks() == lacking);
-    blocks.take(added);
-    row.blocks.append(added);
-    CHECK(row.blocks.num_ranges() <= cap_);
-    return true;
-  }
-
-  // Repeats the pool's moves and evictions. The pool reports each kind in order, but not how they
-  // lie between each other: an eviction is repeated when a move needs the block it empties, at the
-  // latest at the end. `row` may be one that is not in `rows` yet. Returns how many blocks of rows
-  // moved.
-  int64_t follow(Row& row, bool for_cap) {
-    const std::vector<tagma::EvictedBlock> evicted = pool.take_evicted();
-    CHECK(pool.num_evictions() - evictions_ == static_cast<int64_t>(evicted.size()));
-    size_t next = 0;
-    int64_t live = 0;
-    int64_t in_rows = 0;  // these, and the hit of a new row
-    const auto repeat_eviction = [&] {
-      CHECK(next < evicted.size());
-      const tagma::BlockId block = evicted[next++].block;
-      CHECK(blocks.refs(block) == 0);
-      check_key(evicted[next - 1]);
-      if (!for_cap) check_turn(block);
-      forget(block);
-    };
-    for (const tagma::BlockCopy& move : pool.take_relocations()) {
-      CHECK(options_.compaction != tagma::Compaction::kOff);
-      while (!blocks.in_hole(move.to)) repeat_eviction();
-      const int32_t refs = blocks.refs(move.from);
-      CHECK(refs <= 1);  // shared blocks never move
-      if (refs == 1) {
-        Row& owner = owner_of(row, move.from);
-        // The prefix hit of a row that is being admitted was idle just before.
-        const bool adopted = owner.grown_step < 0;
-        CHECK(adopted || options_.compaction == tagma::Compaction::kLive);
-        CHECK(owner.grown_step != step_);
-        owner.blocks.replace(owner.blocks.index_of(move.from), tagma::RangeList({move.to, 1}));
-        live += adopted ? 0 : 1;
-        ++in_rows;
+  template <typename Visit>
+  void for_each_part(Visit&& visit) {
+    for (const Row& row : rows) {
+      for (size_t g = 0; g < num_groups_; ++g) {
+        visit(row, static_cast<int32_t>(g), row.parts[g]);
       }
-      blocks.relocate(move.from, move.to);
-      int& key = key_of_[static_cast<size_t>(move.from)];
-      if (key < 0) continue;
-      std::replace(of_key(key).begin(), of_key(key).end(), move.from, move.to);
-      std::swap(key, key_of_[static_cast<size_t>(move.to)]);
-    }
-    CHECK(pool.num_moved_live() - moved_live_ == live);
-    while (next < evicted.size()) repeat_eviction();
-    return in_rows;
-  }
-
-  // Blocks are evicted in turn, but for the slack, unless a step has too few moves: one of the
-  // `slack` oldest each time, or the oldest.
-  void check_turn(tagma::BlockId block) {
-    const auto at = std::find(blocks.lru().begin(), blocks.lru().end(), block);
-    const int64_t turn = at - blocks.lru().begin();
-    latest_turn = std::max(latest_turn, turn - std::max(options_.policy.slack, 1) + 1);
-    if (options_.compaction == tagma::Compaction::kOff || budget() >= kPlenty) {
-      CHECK(turn < std::max(options_.policy.slack, 1));
     }
   }
 
-  Row& owner_of(Row& row, tagma::BlockId block) {
-    if (row.blocks.index_of(block) >= 0) return row;
-    for (Row& other : rows) {
-      if (other.blocks.index_of(block) >= 0) return other;
+  static int64_t content(int32_t group, int key) { return group * kKeysOfGroup + key; }
+  int64_t content(const Row& row, int32_t group, int32_t i) const {
+    if (static_cast<size_t>(i) < row.keys->size()) {
+      return content(group, (*row.keys)[static_cast<size_t>(i)]);
     }
-    CHECK(!"a live block without a row");
-    return row;
+    return -((static_cast<int64_t>(row.handle) * 256 + group) * 4096 + i) - 2;
   }
 
-  int64_t content(const Row& row, int32_t i) const {
-    if (static_cast<size_t>(i) < row.keys->size()) return (*row.keys)[static_cast<size_t>(i)];
-    return -(static_cast<int64_t>(row.handle) * 4096 + i) - 2;
+  int32_t num_pins(tagma::BlockId block) const {
+    return static_cast<int32_t>(std::count_if(pins.begin(), pins.end(), [block](const Pin& pin) {
+      return pin.blocks.index_of(block) >= 0;
+    }));
   }
 
-  static constexpr int64_t kPlenty = 100000;  // moves that no step of these tests can spend
-
-  int64_t budget() const {
-    return options_.compaction == tagma::Compaction::kOff ? 0 : options_.copy_budget;
+  size_t remember(tagma::PinHandle handle, const tagma::RangeList& list) {
+    CHECK(handle > 0);
+    blocks.acquire(list);
+    worker.pin(handle, BlockModel::held(list));
+    pins.push_back({handle, list});
+    return pins.size() - 1;
   }
 
-  // Ranges that a row alone in the pool would have if it took every other block, at worst.
-  int32_t ranges_to_come(const tagma::RangeList& row) const {
-    int32_t ranges = row.num_ranges();
-    for (const tagma::BlockRange& s : blocks.holes(true)) {
-      ranges += row.empty() || s.start != row.tail() + 1 ? 1 : 0;
-    }
-    return ranges;
-  }
-
-  void remember_counters() {
-    evictions_ = pool.num_evictions();
-    cap_evictions_ = pool.num_cap_evictions();
-    cap_refusals_ = pool.num_cap_refusals();
-    moved_live_ = pool.num_moved_live();
-  }
-
-  void expect_untouched(const tagma::RangeList& added) {
-    CHECK(added.empty() && pool.take_evicted().empty());
-    CHECK(pool.num_evictions() == evictions_ && pool.num_cap_evictions() == cap_evictions_ &&
-          pool.num_cap_refusals() == cap_refusals_);
-  }
-
-  void expect_withdrawn(const std::vector<tagma::BlockId>& expected) {
-    const std::vector<tagma::EvictedBlock> withdrawn = pool.take_evicted();
-    CHECK(withdrawn.size() == expected.size());
-    for (size_t i = 0; i < expected.size(); ++i) {
-      CHECK(withdrawn[i].block == expected[i]);
-      check_key(withdrawn[i]);
-      forget(expected[i]);
-    }
-  }
-
-  void check_key(const tagma::EvictedBlock& evicted) const {
-    const int key = key_of_[static_cast<size_t>(evicted.block)];
-    CHECK(key >= 0 && book_.equals(key, evicted.key));
-  }
-
-  void forget(tagma::BlockId block) {
-    int& key = key_of_[static_cast<size_t>(block)];
-    std::vector<tagma::BlockId>& list = of_key(key);
-    list.erase(std::find(list.begin(), list.end(), block));
-    key = -1;
-    blocks.uncache(block);
-  }
-  std::vector<tagma::BlockId>& of_key(int key) { return blocks_of_[static_cast<size_t>(key)]; }
-
-  const KeyBook& book_;
-  tagma::PoolOptions options_;
-  int32_t cap_;
-  std::vector<std::vector<tagma::BlockId>> blocks_of_;  // [key] in order of publication
-  std::vector<int> key_of_;                             // [block] or -1
-  int64_t step_ = 0;
-  int64_t evictions_ = 0, cap_evictions_ = 0, cap_refusals_ = 0;
-  int64_t moved_live_ = 0;
   int64_t moved_before_step_ = 0;
 };

@@ -49,7 +49,7 @@ void capacity_gate_watermark_and_reserve_add_up() {
             const int row = pair.admit(keys, hit, demand);
             CHECK((row >= 0) == fits);
             if (fits) {
-              CHECK(pair.rows.back().blocks.num_blocks() == std::max(blocks, hits));
+              CHECK(pair.rows.back().blocks().num_blocks() == std::max(blocks, hits));
             }
             pair.compare();
           }
@@ -70,7 +70,7 @@ void grow_keeps_to_the_same_rule_and_never_shrinks() {
         demand.reserved = reserved;
         const bool fits = std::max(blocks - held, 0) + reserved <= 9 - held;
         CHECK(pair.grow(0, demand) == fits);
-        CHECK(pair.rows[0].blocks.num_blocks() == (fits ? std::max(held, blocks) : held));
+        CHECK(pair.rows[0].blocks().num_blocks() == (fits ? std::max(held, blocks) : held));
         pair.compare();
         pair.drain();
       }
@@ -214,12 +214,12 @@ void evict_withdraws_and_leaves_references() {
   PoolPair pair(options_of(12), book());
   const Keys keys = keys_from(0, 6);
   const size_t row = cached_row(pair, keys, 4);
-  const BlockId second = pair.rows[row].blocks.at(1);
+  const BlockId second = pair.rows[row].blocks().at(1);
   pair.evict({second, second});
   CHECK(pair.lookup(keys, 6).num_blocks() == 1);
   CHECK(pair.pool.allocator().request_refs(second) == 1);
-  CHECK_THROWS(pair.pool.evict({pair.rows[row].blocks.at(0), 12}), UsageError);
-  CHECK_THROWS(pair.pool.evict({pair.rows[row].blocks.at(0), 0}), UsageError);
+  CHECK_THROWS(pair.pool.evict({pair.rows[row].blocks().at(0), 12}), UsageError);
+  CHECK_THROWS(pair.pool.evict({pair.rows[row].blocks().at(0), 0}), UsageError);
   CHECK(pair.lookup(keys, 6).num_blocks() == 1);  // nothing happened to the valid id either
   pair.compare();
   pair.drain();
@@ -318,7 +318,7 @@ void every_short_sequence_on_tiny_pools() {
           pair.admit(keys, hit, demand_of(hit.num_blocks() + (choice < 2 ? 1 : 3)));
         } else if (choice < 4 + 4 * rows) {
           const auto row = static_cast<size_t>((choice - 4) / 4);
-          const int32_t held = pair.rows[row].blocks.num_blocks();
+          const int32_t held = pair.rows[row].blocks().num_blocks();
           switch ((choice - 4) % 4) {
             case 0:
               pair.grow(row, demand_of(held + 1));

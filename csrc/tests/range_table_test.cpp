@@ -1,19 +1,22 @@
 // RangeTable: run-length encoding, rows that move, refusals that change nothing, slots.
 #include "tagma/range_table.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "check.hpp"
+#include "tests/check.hpp"
+#include "tests/exhaustive.hpp"
 
 namespace {
 
 using tagma::BlockId;
 using tagma::BlockRange;
 using tagma::kPadSlot;
+using tagma::RangeList;
 using tagma::RangeTable;
 using Ids = std::vector<BlockId>;
 
@@ -25,6 +28,31 @@ std::vector<BlockRange> ranges_of(const RangeTable& table, int32_t row) {
   std::vector<BlockRange> out;
   for (int32_t i = 0; i < table.num_ranges(row); ++i) out.push_back(table.range(row, i));
   return out;
+}
+
+RangeList list_of(const Ids& ids) {
+  return RangeList::of(ids.data(), static_cast<int64_t>(ids.size()));
+}
+
+// The ids that a row's descriptors stand for, and that they are maximal and consistent.
+Ids ids_of(const RangeTable& table, int32_t row) {
+  Ids ids;
+  const std::vector<BlockRange> ranges = ranges_of(table, row);
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    CHECK(ranges[i].count > 0);
+    CHECK(i == 0 || !tagma::joins(ranges[i - 1], ranges[i].start));
+    CHECK(table.range_starts(row)[i] == ranges[i].start);
+    CHECK(table.range_cums(row)[i] == static_cast<int32_t>(ids.size()));
+    for (int32_t at = 0; at < ranges[i].count; ++at) ids.push_back(ranges[i].at(at));
+  }
+  CHECK(table.num_blocks(row) == static_cast<int32_t>(ids.size()));
+  return ids;
+}
+
+// What write() does, on plain ids.
+void write(Ids& ids, int32_t first_block, const Ids& more) {
+  ids.resize(static_cast<size_t>(first_block));
+  ids.insert(ids.end(), more.begin(), more.end());
 }
 
 struct Slots {
@@ -72,12 +100,145 @@ void appending_in_pieces_equals_appending_at_once() {
   }
 }
 
+// Every row of up to four of the ids 0, 1, 2, 3 and 7, written over from every block on with every
+// list of up to three: nulls before block 1, joins on both sides, shorter and longer rows. At a cap
+// of three ranges some are refused.
+void every_write_equals_plain_ids() {
+  constexpr BlockId kIds[] = {0, 1, 2, 3, 7};
+  const auto choose_ids = [&kIds](Choices& choices, int most) {
+    Ids ids(static_cast<size_t>(choices.choose(most + 1)));
+    for (BlockId& id : ids) id = kIds[choices.choose(5)];
+    return ids;
+  };
+  Choices choices;
+  int64_t refused = 0;
+  int64_t joined = 0;
+  do {
+    RangeTable table(2, 3);
+    Ids ids = choose_ids(choices, 4);
+    if (list_of(ids).num_ranges() > 3) continue;
+    append(table, 1, ids);
+    const auto first = static_cast<int32_t>(choices.choose(static_cast<int>(ids.size()) + 1));
+    const Ids more = choose_ids(choices, 3);
+    Ids wanted = ids;
+    write(wanted, first, more);
+    const std::vector<BlockRange> before = ranges_of(table, 1);
+    if (list_of(wanted).num_ranges() > 3) {
+      CHECK_THROWS(table.check_write(1, first, list_of(more)), tagma::RangeCapError);
+      CHECK_THROWS(table.write(1, first, list_of(more)), tagma::RangeCapError);
+      CHECK(ids_of(table, 1) == ids);
+      ++refused;
+    } else {
+      table.check_write(1, first, list_of(more));
+      CHECK(ids_of(table, 1) == ids);
+      const int32_t written = table.write(1, first, list_of(more));
+      CHECK(ids_of(table, 1) == wanted);
+      CHECK(ranges_of(table, 1) == list_of(wanted).ranges());
+      const std::vector<BlockRange> after = ranges_of(table, 1);
+      const auto kept = static_cast<size_t>(written);
+      CHECK(kept <= before.size() && kept <= after.size());
+      for (size_t i = 0; i < kept; ++i) CHECK(before[i].start == after[i].start);
+      joined += list_of(more).num_ranges() > 0 &&
+                after.size() < kept + static_cast<size_t>(list_of(more).num_ranges());
+    }
+    CHECK(table.num_blocks(0) == 0);
+  } while (choices.next());
+  CHECK(refused > 1000 && joined > 1000);
+}
+
+// Long rows near the real cap, grown, moved, cut and swapped, against plain ids; slots with them.
+void random_writes_equal_plain_ids() {
+  std::mt19937 random(20261205);
+  const auto below = [&random](int64_t n) {
+    return std::uniform_int_distribution<int64_t>(0, n - 1)(random);
+  };
+  const auto draw = [&](int64_t runs, int64_t longest) {
+    Ids ids;
+    for (; runs > 0; --runs) {
+      const auto start = static_cast<BlockId>(below(5) == 0 ? 0 : 1 + below(400));
+      for (int64_t i = 0, count = 1 + below(longest); i < count; ++i) {
+        ids.push_back(start == 0 ? 0 : start + static_cast<BlockId>(i));
+      }
+    }
+    return ids;
+  };
+  RangeTable table(3);
+  std::vector<Ids> rows(3);
+  int64_t refused = 0;
+  for (int step = 0; step < 20000; ++step) {
+    const auto row = static_cast<int32_t>(below(3));
+    Ids& ids = rows[static_cast<size_t>(row)];
+    const auto held = static_cast<int32_t>(ids.size());
+    const bool grows = below(2) == 0;
+    const auto first = grows ? held : static_cast<int32_t>(below(held + 1));
+    Ids more = draw(below(grows ? 40 : 12), 6);
+    if (below(3) == 0 && first < held) {  // a move: the row keeps what lies behind
+      more.resize(std::min(more.size(), static_cast<size_t>(held - first)));
+      more.insert(more.end(), ids.begin() + first + static_cast<ptrdiff_t>(more.size()), ids.end());
+    }
+    Ids wanted = ids;
+    write(wanted, first, more);
+    if (list_of(wanted).num_ranges() > tagma::kMaxRanges) {
+      CHECK_THROWS(table.write(row, first, list_of(more)), tagma::RangeCapError);
+      ++refused;
+    } else {
+      table.write(row, first, list_of(more));
+      ids = wanted;
+    }
+    if (below(10) == 0) {
+      const auto other = static_cast<int32_t>(below(3));
+      table.swap(row, other);
+      std::swap(rows[static_cast<size_t>(row)], rows[static_cast<size_t>(other)]);
+    }
+    const auto at = static_cast<size_t>(below(3));
+    CHECK(ids_of(table, static_cast<int32_t>(at)) == rows[at]);
+    if (step % 50 == 0) {
+      std::vector<int64_t> positions;
+      for (int64_t p = -3; p < static_cast<int64_t>(rows[0].size()) * 4 + 3; ++p) {
+        positions.push_back(p);
+      }
+      const Slots slots =
+          slots_of(table, {0, static_cast<int32_t>(positions.size())}, positions, 4);
+      for (size_t t = 0; t < positions.size(); ++t) {
+        CHECK(slots.values[t] == expected_slot(rows[0], positions[t], 4));
+      }
+    }
+  }
+  CHECK(refused > 100);
+}
+
+void refused_writes_change_nothing() {
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
+  RangeTable table(2, 3);
+  const Ids ids = {5, 6, 9};
+  append(table, 0, ids);
+  const RangeList one(BlockRange{20, 1});
+  CHECK_THROWS(table.write(-1, 0, one), tagma::UsageError);
+  CHECK_THROWS(table.write(2, 0, one), tagma::UsageError);
+  CHECK_THROWS(table.write(0, -1, one), tagma::UsageError);
+  CHECK_THROWS(table.write(0, 4, one), tagma::UsageError);
+  CHECK_THROWS(table.write(1, 1, one), tagma::UsageError);
+  CHECK_THROWS(table.write(0, 3, RangeList(BlockRange{20, kMax - 2})), tagma::UsageError);
+  CHECK_THROWS(table.write(0, 3, list_of({20, 30})), tagma::RangeCapError);
+  CHECK(ids_of(table, 0) == ids && ids_of(table, 1).empty());
+  try {
+    table.check_write(0, 4, one);
+    CHECK(false);
+  } catch (const tagma::UsageError& error) {
+    CHECK(std::string(error.what()) == "write from block 4 on to row 0, which has 3 blocks");
+  }
+  CHECK(table.write(0, 3, list_of({10})) == 2);  // the last range grows: nothing new to send
+  CHECK(table.write(0, 1, RangeList()) == 1);    // and a row may be cut
+  CHECK((ids_of(table, 0) == Ids{5}));
+  CHECK(table.write(0, 0, list_of({6})) == 0);
+}
+
 void largest_block_id_does_not_wrap() {
   const BlockId top = std::numeric_limits<BlockId>::max();
   RangeTable table(1);
   append(table, 0, {top - 1, top});
-  append(table, 0, {0, top});
-  const std::vector<BlockRange> want = {{top - 1, 2}, {0, 1}, {top, 1}};
+  append(table, 0, {5, 0, top});
+  const std::vector<BlockRange> want = {{top - 1, 2}, {5, 1}, {0, 1}, {top, 1}};
   CHECK(ranges_of(table, 0) == want);
   const int32_t block_size = std::numeric_limits<int32_t>::max();
   const int64_t last = int64_t{2} * block_size - 1;
@@ -272,6 +433,9 @@ int main() {
       {"encodes_ascending_runs_and_null_runs", encodes_ascending_runs_and_null_runs},
       {"appending_in_pieces_equals_appending_at_once",
        appending_in_pieces_equals_appending_at_once},
+      {"every_write_equals_plain_ids", every_write_equals_plain_ids},
+      {"random_writes_equal_plain_ids", random_writes_equal_plain_ids},
+      {"refused_writes_change_nothing", refused_writes_change_nothing},
       {"largest_block_id_does_not_wrap", largest_block_id_does_not_wrap},
       {"cap_refusal_changes_nothing_and_carries_the_numbers",
        cap_refusal_changes_nothing_and_carries_the_numbers},

@@ -17,6 +17,7 @@ import random
 from typing import Any
 
 from vllm_tagma.integration.row_moves import row_moves_of, with_row_moves
+
 from vllm_tagma.worker.reference import encode_ranges
 
 

@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vllm_tagma.kernels import expansion, range_tables, slot_mapping
+from vllm_tagma.kernels import device_range_tables, expansion, slot_mapping
 from vllm_tagma.lab.kernel_check import paged
 
 _RANGES = {
@@ -41,7 +41,7 @@ KERNELS = {
     "slot_mapping": (slot_mapping._slot_mapping_kernel, {"out_ptr": "*i64"}),
     "expansion": (expansion._expansion_kernel, {"MASKS_WINDOW": False}),
     "expansion, window": (expansion._expansion_kernel, {"MASKS_WINDOW": True}),
-    "write_rows": (range_tables._write_rows_kernel, {}),
+    "write_rows": (device_range_tables._write_rows_kernel, {}),
     "paged slot_mapping": (paged._slot_mapping_kernel, {"out_ptr": "*i64"}),
     "paged gather": (paged._gather_kernel, {}),
 }

@@ -1,8 +1,7 @@
-"""What block moves rely on inside a step of vLLM, read from the sources of each release.
+"""What row updates and block moves rely on inside a step of vLLM, read from each release's sources.
 
-A move is two things in one ``SchedulerOutput``: copies, which vLLM executes, and rewritten rows,
-which our runners apply. Both must happen in every step, before the step's new blocks are appended,
-and before anything of the step is computed.
+A step's ``SchedulerOutput`` carries copies, which vLLM executes, and row updates, which our runners
+apply where vLLM writes rows. Both must happen in every step, and before anything of it is computed.
 """
 
 from __future__ import annotations
@@ -70,6 +69,42 @@ def test_v1_copies_after_zeroing_and_before_rows_grow(root: Path) -> None:
     )
 
 
+def test_v1_knows_whose_row_it_adds(root: Path) -> None:
+    _holds(
+        root,
+        "vllm.v1.worker.gpu_input_batch:InputBatch.add_request",
+        "self._req_ids.append",
+        "self._req_ids[req_index]",
+        "self.block_table.add_row",
+    )
+
+
+def test_v1_sends_the_tokens_of_a_request_that_sat_out_a_step(root: Path) -> None:
+    """By these it is known whose whole row the worker writes again."""
+    _holds(
+        root,
+        f"{SCHEDULER}._make_cached_request_data",
+        "resumed_req_ids.add",
+        "req_id not in self.prev_step_scheduled_req_ids",
+        "all_token_ids[req_id]",
+    )
+
+
+def test_v2_knows_whose_row_it_adds(root: Path) -> None:
+    _holds(
+        root,
+        f"{V2}.add_requests",
+        "self.req_states.add_request",
+        "self.block_tables.append_block_ids",
+    )
+    _holds(
+        root,
+        "vllm.v1.worker.gpu.states:RequestState.add_request",
+        "self.free_indices.pop",
+        "self.index_to_req_id[req_idx]",
+    )
+
+
 def test_v2_updates_its_rows_in_steps_without_tokens_too(root: Path) -> None:
     _holds(
         root,
@@ -93,7 +128,7 @@ def test_v2_copies_after_zeroing(root: Path) -> None:
     )
 
 
-def test_preempted_requests_leave_v2_before_rows_are_rewritten(root: Path) -> None:
+def test_preempted_requests_leave_v2_before_rows_are_written(root: Path) -> None:
     _holds(
         root,
         f"{V2}.finish_requests",

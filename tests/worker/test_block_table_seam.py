@@ -17,12 +17,9 @@ from vllm.v1.worker import block_table as vllm_block_table
 from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable, SlotMappingMode
 
 from vllm_tagma.errors import InvariantError, RangeCapError, SeamError, UnsupportedError
-from vllm_tagma.integration.worker_v1 import (
-    TagmaBlockTable,
-    TagmaCPUModelRunner,
-    adopt_block_table,
-)
-from vllm_tagma.worker import reference
+from vllm_tagma.integration.block_table_v1 import TagmaBlockTable, adopt_block_table
+from vllm_tagma.integration.worker_v1 import TagmaCPUModelRunner
+from vllm_tagma.ranges import encode
 from vllm_tagma.worker.slot_audit import SlotAudit
 
 ROWS = 8
@@ -54,8 +51,8 @@ def stock_table(*, mode: SlotMappingMode = SlotMappingMode.TOKEN_TO_KV_SLOT) -> 
     )
 
 
-def name_row(row: int) -> str:
-    return f"row {row}"
+def nobody(row: int) -> None:
+    """No row belongs to a request here."""
 
 
 def tagma_table(*, audit: SlotAudit | None = None, aliased: bool = False) -> TagmaBlockTable:
@@ -63,7 +60,7 @@ def tagma_table(*, audit: SlotAudit | None = None, aliased: bool = False) -> Tag
     if aliased:  # what the CPU runner does to its placeholder batch
         table.block_table.gpu = table.block_table.cpu
         table.slot_mapping.gpu = table.slot_mapping.cpu
-    adopt_block_table(table, name_row=name_row, audit=audit)
+    adopt_block_table(table, request_of=nobody, audit=audit)
     return table
 
 
@@ -132,7 +129,7 @@ def test_same_rows_and_slots_as_stock(seed: int, aliased: bool) -> None:
         np.testing.assert_array_equal(tagma.num_blocks_per_row, stock.num_blocks_per_row)
         for row, used in enumerate(stock.num_blocks_per_row):
             ids = stock.block_table.np[row, :used].tolist()
-            assert tagma.ranges.ranges(row) == reference.encode_ranges(ids)
+            assert tagma.ranges.ranges(row) == encode(ids)
         num_reqs, starts, positions = random_batch(rng, stock)
         for table in (stock, tagma):
             table.commit_block_table(num_reqs)
@@ -149,7 +146,7 @@ def test_adopting_keeps_rows_and_buffers() -> None:
     table = stock_table()
     table.add_row([5, 6, 9], 2)
     buffers = (table.block_table, table.slot_mapping)
-    adopt_block_table(table, name_row=name_row, audit=None)
+    adopt_block_table(table, request_of=nobody, audit=None)
     assert isinstance(table, TagmaBlockTable)
     assert table.ranges.ranges(2) == [(5, 2), (9, 1)]
     assert (table.block_table, table.slot_mapping) == buffers
@@ -171,7 +168,7 @@ def test_clear_leaves_rows_without_slots() -> None:
 
 def test_ranges_return_with_the_restored_serving_state() -> None:
     tables = MultiGroupBlockTable(ROWS, TOKENS, False, torch.device("cpu"), [BLOCK_SIZE], [BLOCKS])
-    adopt_block_table(tables[0], name_row=name_row, audit=None)
+    adopt_block_table(tables[0], request_of=nobody, audit=None)
     tables.add_row(([5, 6, 9],), 1)
     runner = object.__new__(TagmaCPUModelRunner)
     runner.input_batch = type("Batch", (), {"block_table": tables})()
@@ -212,7 +209,7 @@ def test_debug_switch_sees_an_uncommitted_row() -> None:
 
 def test_tables_that_cannot_be_adopted() -> None:
     with pytest.raises(UnsupportedError, match="slot mapping of a cache group is 'none'"):
-        adopt_block_table(stock_table(mode=SlotMappingMode.NONE), name_row=name_row, audit=None)
+        adopt_block_table(stock_table(mode=SlotMappingMode.NONE), request_of=nobody, audit=None)
     for attribute, option in (
         ("dcp_world_size", "--decode-context-parallel-size is 2"),
         ("pcp_world_size", "--prefill-context-parallel-size is 2"),
@@ -220,7 +217,7 @@ def test_tables_that_cannot_be_adopted() -> None:
         table = stock_table()
         setattr(table, attribute, 2)
         with pytest.raises(UnsupportedError, match=option):
-            adopt_block_table(table, name_row=name_row, audit=None)
+            adopt_block_table(table, request_of=nobody, audit=None)
         assert type(table) is BlockTable
     with pytest.raises(SeamError, match="TagmaBlockTable"):
-        adopt_block_table(tagma_table(), name_row=name_row, audit=None)
+        adopt_block_table(tagma_table(), request_of=nobody, audit=None)

@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_tagma._native import BlockRanges
 from vllm_tagma.errors import RangeCapError
+from vllm_tagma.ranges import MAX_RANGES, Range, encode
 from vllm_tagma.worker import reference
-from vllm_tagma.worker.range_table import DEFAULT_MAX_RANGES, RangeTable
-from vllm_tagma.worker.reference import Range
+from vllm_tagma.worker.range_table import RangeTable
 
 MAX_ROWS = 6
 UNTOUCHED = -99
 
 
 @st.composite
-def row_layouts(draw: st.DrawFn, *, max_ranges: int = DEFAULT_MAX_RANGES) -> list[int]:
+def row_layouts(draw: st.DrawFn, *, max_ranges: int = MAX_RANGES) -> list[int]:
     """Block ids of a row of up to ``max_ranges`` ranges, some of them null blocks."""
     num_ranges = draw(st.one_of(st.integers(0, 6), st.integers(1, max_ranges)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -91,7 +92,7 @@ def test_ranges_equal_the_reference_however_the_ids_arrive(
     for low, high in itertools.pairwise(bounds):
         part = row[low:high]
         table.append(1, np.array(part, dtype=np.int32) if as_array else part)
-    assert table.ranges(1) == reference.encode_ranges(row)
+    assert table.ranges(1) == encode(row)
     assert table.num_ranges(1) == len(table.ranges(1))
     assert table.num_blocks(1) == len(row)
     assert table.ranges(0) == []
@@ -166,12 +167,12 @@ def test_rows_move_and_swap_like_lists(data: st.DataObject) -> None:
             table.move(src=a, dst=b)
             rows[b], rows[a] = rows[a], []
         for row, block_ids in enumerate(rows):
-            assert table.ranges(row) == reference.encode_ranges(block_ids)
+            assert table.ranges(row) == encode(block_ids)
 
 
 def test_cap_refusal_names_the_way_out_and_leaves_the_row() -> None:
     table = RangeTable(max_rows=2, name_row=lambda row: f"request abc (row {row})")
-    table.append(1, list(range(1, 2 * DEFAULT_MAX_RANGES, 2)))
+    table.append(1, list(range(1, 2 * MAX_RANGES, 2)))
     before = table.ranges(1)
     assert len(before) == 256
     with pytest.raises(RangeCapError) as caught:
@@ -191,6 +192,9 @@ def test_rows_out_of_bounds(row: int) -> None:
     table = RangeTable(max_rows=2)
     for call in (
         lambda: table.append(row, [1]),
+        lambda: table.write(row, 0, BlockRanges([(1, 1)])),
+        lambda: table.check_write(row, 0, BlockRanges([(1, 1)])),
+        lambda: table.packed(row, 0),
         lambda: table.clear(row),
         lambda: table.move(src=row, dst=0),
         lambda: table.move(src=0, dst=row),
@@ -272,25 +276,53 @@ def test_bad_batches_are_refused(
         _call(**changes)
 
 
-@given(old=row_layouts(max_ranges=9), new=row_layouts(max_ranges=DEFAULT_MAX_RANGES - 1))
-def test_a_replaced_row_is_the_new_one(old: list[int], new: list[int]) -> None:
-    table = filled([[5, 9], old])
-    table.replace(1, np.array(new, dtype=np.int32))
-    assert table.ranges(1) == reference.encode_ranges(new)
-    table.append(1, [2**30])
-    assert table.ranges(1) == reference.encode_ranges([*new, 2**30])
-    assert table.ranges(0) == [Range(5, 1), Range(9, 1)]
+@settings(max_examples=150)
+@given(data=st.data())
+def test_writes_equal_a_plain_list(data: st.DataObject) -> None:
+    """Growth, moves, cuts and refusals at a cap of six ranges; a refused write changes nothing."""
+    rows: list[list[int]] = [[], []]
+    table = RangeTable(max_rows=2, max_ranges=6)
+    for _ in range(data.draw(st.integers(1, 12))):
+        row = data.draw(st.integers(0, 1))
+        first = data.draw(st.integers(0, len(rows[row]) + 1))
+        block_ids = data.draw(st.lists(st.integers(0, 4), max_size=8))
+        ranges = BlockRanges.from_ids(block_ids)
+        wanted = rows[row][:first] + block_ids
+        if first > len(rows[row]):
+            with pytest.raises(ValueError, match="write from block"):
+                table.write(row, first, ranges)
+        elif len(encode(wanted)) > 6:
+            with pytest.raises(RangeCapError):
+                table.check_write(row, first, ranges)
+            with pytest.raises(RangeCapError):
+                table.write(row, first, ranges)
+        else:
+            before = table.ranges(row)
+            table.check_write(row, first, ranges)
+            written = table.write(row, first, ranges)
+            rows[row] = wanted
+            assert [r.start for r in table.ranges(row)[:written]] == [
+                r.start for r in before[:written]
+            ]
+        for other, ids in enumerate(rows):
+            assert table.ranges(other) == encode(ids)
+            assert table.num_blocks(other) == len(ids)
 
 
-@pytest.mark.parametrize(
-    ("ids", "error"),
-    [(list(range(1, 600, 2)), RangeCapError), ([4, -1], ValueError), (["x"], TypeError)],
-)
-def test_a_refused_replacement_leaves_the_row(ids: list[int], error: type[Exception]) -> None:
-    row = [0, 0, 7, 8, 3, 0]
-    table = filled([row])
-    with pytest.raises(error):
-        table.replace(0, ids)
-    assert table.ranges(0) == reference.encode_ranges(row)
-    table.append(0, [0])
-    assert table.ranges(0)[-1] == Range(0, 2)
+def test_packed_ranges_are_starts_and_first_logical_blocks() -> None:
+    table = filled([[7, 8, 9, 0, 0, 3, 4]])
+    assert table.packed(0, 0).tolist() == [7, 0, 3, 0, 3, 5]
+    assert table.packed(0, 2).tolist() == [3, 5]
+    assert table.packed(0, 3).tolist() == []
+    for first in (-1, 4):
+        with pytest.raises(ValueError, match="of row 0, which has 3"):
+            table.packed(0, first)
+
+
+def test_a_write_takes_ranges_and_nothing_else() -> None:
+    table = filled([[7]])
+    with pytest.raises(TypeError, match="expected BlockRanges"):
+        table.write(0, 0, [(1, 2)])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected BlockRanges"):
+        table.check_write(0, 0, [1, 2])  # type: ignore[arg-type]
+    assert table.ranges(0) == [Range(7, 1)]

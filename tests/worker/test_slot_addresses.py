@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("vllm")
 
 from vllm_tagma.errors import SeamError
-from vllm_tagma.integration.worker_v1 import _address
+from vllm_tagma.integration.block_table_v1 import _address
 from vllm_tagma.worker.range_table import RangeTable
 
 BLOCK_SIZE = 16

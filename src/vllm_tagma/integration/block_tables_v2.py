@@ -1,7 +1,8 @@
 """vLLM's V2 ``BlockTables`` with ranges behind it: slots and attention's tables by arithmetic.
 
-Same constructor, same methods, same buffers. What differs is where the numbers come from: a row of
-ids becomes ranges when it is appended, slots are computed from the ranges, and the tables that
+Same constructor, same methods, same buffers. What differs is where the numbers come from: a row is
+ranges, the scheduler's own if the step carries them (``row_updates.py``), else derived from the ids
+that vLLM appends (warm-up, dummy runs). Slots are computed from the ranges, and the tables that
 attention reads (``input_block_tables``) are expanded from them, so nothing is copied each step.
 
 The rows of ids themselves (``block_tables[group].gpu``) have one reader besides the methods
@@ -13,7 +14,7 @@ calls ``gather_block_tables`` and ``compute_slot_mappings``. See ``docs/v2-write
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,15 @@ import torch
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from vllm_tagma import support
-from vllm_tagma.errors import RangeCapError, UnsupportedError
-from vllm_tagma.integration.row_moves import moved_block_ids, require_within
+from vllm_tagma._native import BlockRanges
+from vllm_tagma.errors import UnsupportedError
+from vllm_tagma.integration.row_updates import require_fits, require_same_ids
 from vllm_tagma.kernels.expansion import expand_block_tables
-from vllm_tagma.kernels.range_tables import NULL_BLOCK, DeviceRangeTables, TooManyRangesError
 from vllm_tagma.kernels.slot_mapping import compute_slot_mappings
+from vllm_tagma.ranges import NULL_BLOCK
+from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.worker.slot_audit import SlotAudit
+from vllm_tagma.worker.staged_range_tables import RowEnd, StagedRangeTables
 
 _MAX_POSITIONS = 2**31
 """Positions of one row: the kernels divide them in 32 bits."""
@@ -35,12 +39,21 @@ _MAX_POSITIONS = 2**31
 class TagmaBlockTables(BlockTables):  # type: ignore[misc]
     """``BlockTables`` of Model Runner V2 that holds each row as ranges.
 
-    Invariant after ``apply_staged_writes``: the ranges of a row encode the ids appended to it since
-    it was last overwritten, with ids replaced by the null block where vLLM asks for that.
+    ``request_of`` says which request a row belongs to, if any. ``updates`` are the row updates of
+    the step by group and request, until the row was written; the runner sets them.
+
+    Invariant after ``apply_staged_writes`` (law W1): the ranges of a row encode the ids that vLLM
+    appended to it since it was last overwritten and that have moved since, with ids replaced by the
+    null block where vLLM asks for that.
     """
 
     def __init__(
-        self, *args: Any, keep_id_rows: bool, audit: SlotAudit | None, **kwargs: Any
+        self,
+        *args: Any,
+        keep_id_rows: bool,
+        audit: SlotAudit | None,
+        request_of: Callable[[int], str | None],
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         if self.cp_size != 1:
@@ -56,8 +69,13 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
                 )
         self.keep_id_rows = keep_id_rows or audit is not None
         self.audit = audit
-        self.ranges = DeviceRangeTables(
-            groups=self.num_kv_cache_groups, rows=self.max_num_reqs, device=self.device
+        self.request_of = request_of
+        self.updates: list[dict[str, RowUpdate]] = [{} for _ in range(self.num_kv_cache_groups)]
+        self.ranges = StagedRangeTables(
+            groups=self.num_kv_cache_groups,
+            rows=self.max_num_reqs,
+            device=self.device,
+            name_row=self.name_row,
         )
         # vLLM 0.33 clears rows that a larger batch left behind; done for 0.32 as well.
         self._num_dirty_rows = 0
@@ -65,55 +83,65 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
     def append_block_ids(
         self, req_index: int, new_block_ids: tuple[list[int], ...], overwrite: bool
     ) -> None:
-        """Appends ids to the row of a request, or replaces it; staged until applied.
+        """Appends blocks to the row of a request, or replaces it; staged until applied.
 
-        New, resumed and streamed requests come with ``overwrite``. Raises ``RangeCapError`` or
-        vLLM's ``RuntimeError`` (a row too long) before anything is changed.
+        The blocks are those of the request's row update, if the step has one, else these ids. New,
+        resumed and streamed requests come with ``overwrite``. Raises ``InvariantError`` (laws W1,
+        W2), ``RangeCapError`` or vLLM's ``RuntimeError`` (a row too long); no row is changed then.
         """
+        request = self.request_of(req_index)
         ends = []
-        for group in range(self.num_kv_cache_groups):
-            start = 0 if overwrite else int(self.num_blocks.np[group, req_index])
-            end = start + len(new_block_ids[group])
-            capacity = self.input_block_tables[group].shape[1]
-            if end > capacity:
-                raise RuntimeError(
-                    f"Block table write for request {req_index}, group {group} exceeds "
-                    f"row capacity ({end} > {capacity})"
-                )
-            ends.append(end)
-        if self.redirect_writes_to_null_block:
-            new_block_ids = tuple([0] * len(ids) for ids in new_block_ids)
-        try:
-            self.ranges.append(req_index, new_block_ids, overwrite=overwrite)
-        except TooManyRangesError as error:
-            raise _cap_error(error, request=f"the request in row {req_index}") from None
-        if self.keep_id_rows:
-            super().append_block_ids(req_index, new_block_ids, overwrite)
-        else:
-            self.num_blocks.np[:, req_index] = ends
+        for group, updates in enumerate(self.updates):
+            held = 0 if overwrite else int(self.num_blocks.np[group, req_index])
+            ids = new_block_ids[group]
+            update = updates.pop(request, None) if request is not None else None
+            if update is not None:
+                ends.append(self._end(update, held, ids))
+            elif ids or overwrite:
+                ends.append(RowEnd(group, held, BlockRanges.from_ids(ids)))
+        self._write(req_index, ends)
 
-    def replace_leading_blocks(
-        self, req_index: int, ranges: Sequence[tuple[int, int]], *, request: str
-    ) -> None:
-        """Puts other blocks in place of a row's first ones; staged until applied.
+    def apply_updates(self, row_of: Callable[[str], int | None]) -> None:
+        """Writes the step's updates that no append has taken: rows that moved and got no block.
 
-        ``ranges``: (start, count) each, in logical order, of the one cache group there is. The row
-        keeps its length and the rest of its blocks. O(ranges), with id rows O(blocks). Raises
-        ``InvariantError`` (more blocks than the row has) and ``RangeCapError``, and changes nothing
-        then.
+        ``row_of`` gives a request's row; one without has ended, or will bring its whole row. Raises
+        as :meth:`append_block_ids`; that row is unchanged then.
         """
-        moved = sum(count for _, count in ranges)
-        held = int(self.num_blocks.np[0, req_index])
-        require_within(request=f"{request} (row {req_index})", moved=moved, held=held)
-        ids = moved_block_ids(ranges) if self.keep_id_rows else []
-        if self.redirect_writes_to_null_block and moved:
-            ranges, ids = [(NULL_BLOCK, moved)], [NULL_BLOCK] * moved
-        try:
-            self.ranges.replace_leading(req_index, ranges)
-        except TooManyRangesError as error:
-            raise _cap_error(error, request=f"{request} (row {req_index})") from None
-        if self.keep_id_rows:
-            self.block_tables[0].stage_write(req_index, 0, ids)
+        for group, updates in enumerate(self.updates):
+            for request, update in updates.items():
+                row = row_of(request)
+                if row is not None:
+                    held = int(self.num_blocks.np[group, row])
+                    self._write(row, [self._end(update, held, [])])
+            updates.clear()
+
+    def _end(self, update: RowUpdate, held: int, block_ids: list[int]) -> RowEnd:
+        """What an update writes to a row of ``held`` blocks, which vLLM extends by ids."""
+        require_fits(update, held=held, brought=len(block_ids))
+        if self.audit is not None:
+            require_same_ids(update, block_ids)
+        return RowEnd(update.group, update.first_block, update.ranges)
+
+    def _write(self, row: int, ends: list[RowEnd]) -> None:
+        for at, (group, first, ranges) in enumerate(ends):
+            capacity = self.input_block_tables[group].shape[1]
+            if first + len(ranges) > capacity:
+                raise RuntimeError(
+                    f"Block table write for request {row}, group {group} exceeds "
+                    f"row capacity ({first + len(ranges)} > {capacity})"
+                )
+            if self.redirect_writes_to_null_block and len(ranges):
+                ends[at] = RowEnd(group, first, BlockRanges([(NULL_BLOCK, len(ranges))]))
+        self.ranges.write(row, ends)
+        for group, first, ranges in ends:
+            self.num_blocks.np[group, row] = first + len(ranges)
+            if self.keep_id_rows:
+                self.block_tables[group].stage_write(row, first, ranges.ids())
+
+    def name_row(self, row: int) -> str:
+        """What errors call a row."""
+        request = self.request_of(row)
+        return f"row {row}" if request is None else f"request {request} (row {row})"
 
     def apply_staged_writes(self) -> None:
         """Brings ranges (and id rows, if kept) on the device up to date, in stream order."""
@@ -202,13 +230,5 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
                     block_table=self.block_tables[group].gpu.cpu().numpy()[at],
                     num_blocks=np.where(real, self.num_blocks.np[group, at], 0),
                     block_size=self.block_sizes[group],
-                    name_row=lambda request: f"row {rows[request]} (request {request})",
+                    name_row=lambda request: self.name_row(int(rows[request])),
                 )
-
-
-def _cap_error(error: TooManyRangesError, *, request: str) -> RangeCapError:
-    return RangeCapError(
-        f"The KV blocks of {request} form {error.needed} ranges; the worker's range table holds "
-        f"{error.cap} per request. Raise --block-size so that a request has fewer blocks, or let "
-        "the pool become less scattered: reset the prefix cache or lower --max-num-seqs."
-    )

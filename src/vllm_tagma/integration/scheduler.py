@@ -26,7 +26,7 @@ from vllm_tagma import support, versions
 from vllm_tagma.class_names import WORKERS
 from vllm_tagma.config import BACKEND_KEY, TagmaConfig, backend_of
 from vllm_tagma.errors import ConfigError, SeamError
-from vllm_tagma.integration.row_moves import with_row_moves
+from vllm_tagma.integration.row_updates import sent_whole, with_row_updates
 from vllm_tagma.integration.seams import require_seams
 from vllm_tagma.integration.stats import StatsFeed
 from vllm_tagma.manager import TagmaKVCacheManager
@@ -80,9 +80,10 @@ class _ManagerSwap:
         )
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """One step of vLLM's, with the rows of running requests that moved (``row_moves.py``)."""
+        """One step of vLLM's, with the ranges of the rows that changed (``row_updates.py``)."""
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        return with_row_moves(output, self.kv_cache_manager.take_row_moves())
+        updates = self.kv_cache_manager.take_row_updates(sent_whole(output))
+        return with_row_updates(output, updates)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's statistics of this step, with the pool's figures (``stats.py``)."""

@@ -8,9 +8,10 @@ Seam 1, ``worker_cls``: ``TagmaWorker`` for CUDA, ``TagmaV2CPUWorker`` for the T
 Seam 2, ``Worker._make_model_runner``: vLLM's own hook for subclasses.
 Seam 3, ``GPUModelRunner.initialize_kv_cache``, as above. It can go when vLLM lets a runner name its
 block table class.
-Seam 4, ``GPUModelRunner.add_requests``: rows whose blocks have moved are rewritten before it, in
-the step that copies the blocks (``row_moves.py``). It can go when vLLM's scheduler output can say
-that a running row changed.
+Seam 4, ``GPUModelRunner.add_requests`` and ``update_requests``: from before the first to behind the
+second the block tables know the step's row updates (``row_updates.py``). It can go when vLLM's
+scheduler output can say that a running row changed.
+Seam 5, ``RequestState.index_to_req_id``: which request a table row belongs to when it is written.
 
 ``TagmaWorker`` has not run on a GPU yet; ``experimental_gpu`` admits it (``support/``). The CPU
 worker exists to test everything above the GPU's own code generator.
@@ -34,7 +35,7 @@ from vllm_tagma import support
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import SeamError, UnsupportedError
 from vllm_tagma.integration.block_tables_v2 import TagmaBlockTables
-from vllm_tagma.integration.row_moves import row_moves_of
+from vllm_tagma.integration.row_updates import by_group, row_updates_of
 from vllm_tagma.integration.seams import require_seams
 from vllm_tagma.worker.slot_audit import SlotAudit
 
@@ -43,7 +44,7 @@ _swap_lock = threading.RLock()
 
 
 class _RangeRunner:
-    """What both runners add: block tables made of ranges, rewritten where blocks have moved."""
+    """What both runners add: block tables made of ranges, written from the step's row updates."""
 
     block_tables: Any
     req_states: Any
@@ -53,7 +54,12 @@ class _RangeRunner:
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         if self.slot_audit is None:  # called once more while memory is profiled
             self.slot_audit = audit_of(self.vllm_config)
-        build = functools.partial(TagmaBlockTables, keep_id_rows=False, audit=self.slot_audit)
+        build = functools.partial(
+            TagmaBlockTables,
+            keep_id_rows=False,
+            audit=self.slot_audit,
+            request_of=self._request_of,
+        )
         with _swap_lock:
             if _runner_module.BlockTables is not BlockTables:
                 raise SeamError(
@@ -72,15 +78,19 @@ class _RangeRunner:
                 "longer calls BlockTables by that name."
             )
 
+    def _request_of(self, row: int) -> str | None:
+        request: str | None = self.req_states.index_to_req_id.get(row)
+        return request
+
     def add_requests(self, scheduler_output: Any) -> None:
         # Requests that ended are gone by now, and no row has been appended to yet.
-        for request_id, ranges in row_moves_of(scheduler_output).items():
-            row = self.req_states.req_id_to_index.get(request_id)
-            if row is not None:  # unknown here: it has ended or waits, and will bring its row
-                self.block_tables.replace_leading_blocks(
-                    row, ranges, request=f"request {request_id}"
-                )
+        updates = row_updates_of(scheduler_output)
+        self.block_tables.updates = by_group(updates, self.block_tables.num_kv_cache_groups)
         super().add_requests(scheduler_output)  # type: ignore[misc]
+
+    def update_requests(self, scheduler_output: Any) -> None:
+        super().update_requests(scheduler_output)  # type: ignore[misc]
+        self.block_tables.apply_updates(self.req_states.req_id_to_index.get)
 
 
 class TagmaGPUModelRunner(_RangeRunner, GPUModelRunner):  # type: ignore[misc]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm_tagma.kernels.range_tables import RangeTables
+from vllm_tagma.kernels.device_range_tables import DeviceRangeTables
 
 _INDEX = (torch.int32, torch.int64)
 _INT32 = (torch.int32,)
@@ -39,7 +39,7 @@ def _require(
 
 
 def check_batch(
-    tables: RangeTables,
+    tables: DeviceRangeTables,
     *,
     idx_mapping: torch.Tensor,
     query_start_loc: torch.Tensor,
@@ -63,7 +63,7 @@ def check_batch(
 
 
 def check_expansion(
-    tables: RangeTables,
+    tables: DeviceRangeTables,
     *,
     idx_mapping: torch.Tensor,
     group: int,

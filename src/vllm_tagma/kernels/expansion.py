@@ -12,14 +12,15 @@ import triton
 import triton.language as tl
 
 from vllm_tagma.kernels.arguments import check_expansion
-from vllm_tagma.kernels.range_tables import MAX_RANGES, NULL_BLOCK, RangeTables
+from vllm_tagma.kernels.device_range_tables import DeviceRangeTables
+from vllm_tagma.ranges import MAX_RANGES, NULL_BLOCK
 
 TILE = 1024
 """Table entries that a program writes at a time; vLLM's choice for its copy."""
 
 
 def expand_block_tables(
-    tables: RangeTables,
+    tables: DeviceRangeTables,
     idx_mapping: torch.Tensor,
     *,
     group: int,

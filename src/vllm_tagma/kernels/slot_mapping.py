@@ -16,14 +16,15 @@ import triton
 import triton.language as tl
 
 from vllm_tagma.kernels.arguments import check_batch
-from vllm_tagma.kernels.range_tables import MAX_RANGES, NULL_BLOCK, PAD_SLOT_ID, RangeTables
+from vllm_tagma.kernels.device_range_tables import DeviceRangeTables
+from vllm_tagma.ranges import MAX_RANGES, NULL_BLOCK, PAD_SLOT_ID
 
 TILE = 1024
 """Positions that a program handles at a time; vLLM's choice."""
 
 
 def compute_slot_mappings(
-    tables: RangeTables,
+    tables: DeviceRangeTables,
     idx_mapping: torch.Tensor,
     query_start_loc: torch.Tensor,
     positions: torch.Tensor,

@@ -1,8 +1,9 @@
-"""The range table of a worker: per batch row, the ranges that hold a request's blocks.
+"""The range table of a worker: the ranges that hold the blocks of each row of a batch.
 
-A thin typed face of the native table (``csrc/tagma/range_table.hpp``), which does the work. The
-rows follow vLLM's block table: ids are appended as they arrive, rows move and swap with the batch.
-``worker/reference.py`` is the same thing in plain numpy.
+A thin typed face of the native table (``csrc/tagma/range_table.hpp``), which does the work. On
+Model Runner V1 its rows move and swap with the batch, as the rows of vLLM's block table do; on V2
+one stands behind the device tables of each group (``staged_range_tables.py``).
+``worker/reference.py`` says in plain numpy which slots come of it.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_tagma import _native
+from vllm_tagma._native import BlockRanges
 from vllm_tagma.errors import RangeCapError
-from vllm_tagma.worker.reference import NULL_BLOCK, Range
-
-DEFAULT_MAX_RANGES = 256
-"""Ranges per row. A row of 256 descriptors is 2 KiB; the allocator keeps requests far below it."""
+from vllm_tagma.ranges import MAX_RANGES, Range
 
 
-def _row_name(row: int) -> str:
+def plain_name(row: int) -> str:
+    """What errors call a row if nobody knows better."""
     return f"row {row}"
 
 
 class RangeTable:
-    """Ranges of ``max_rows`` batch rows, at most ``max_ranges`` each; memory is taken up front.
+    """Ranges of ``max_rows`` rows, at most ``max_ranges`` each; memory is taken up front.
 
     ``name_row`` turns a row index into the words that errors use for it, such as a request id.
     """
@@ -34,44 +34,55 @@ class RangeTable:
         self,
         *,
         max_rows: int,
-        max_ranges: int = DEFAULT_MAX_RANGES,
-        name_row: Callable[[int], str] = _row_name,
+        max_ranges: int = MAX_RANGES,
+        name_row: Callable[[int], str] = plain_name,
     ) -> None:
         self._native = _native.RangeTable(max_rows, max_ranges)
         self._name_row = name_row
 
-    def append(self, row: int, block_ids: list[int] | npt.NDArray[np.int32]) -> None:
-        """Appends block ids behind the row's last block. O(ids).
+    def write(self, row: int, first_block: int, ranges: BlockRanges) -> int:
+        """The row keeps its first ``first_block`` blocks and then consists of ``ranges``.
 
-        Ids that continue the last range extend it; null blocks (id 0) form ranges without slots.
-        Raises ``RangeCapError`` if the row would need more ranges than it holds and ``ValueError``
-        for a row out of bounds or a negative id; the row is unchanged then.
+        O(ranges). Returns the first range that was written; the ones in front of it have their
+        start and first logical block as before. Raises as :meth:`check_write`; the row is unchanged
+        then.
         """
         try:
-            self._native.append(row, block_ids)
+            return self._native.write(row, first_block, ranges)
         except RuntimeError as error:
-            if len(error.args) != 4:
-                raise
-            _, _, needed, cap = error.args
-            raise RangeCapError(
-                f"The KV blocks of {self._name_row(row)} form {needed} ranges; the worker's range "
-                f"table holds {cap} per request. Raise --block-size so that a request has fewer "
-                "blocks, or let the pool become less scattered: reset the prefix cache or lower "
-                "--max-num-seqs."
-            ) from None
+            raise self._named(error, row) from None
 
-    def replace(self, row: int, block_ids: list[int] | npt.NDArray[np.int32]) -> None:
-        """Gives a row other blocks. O(ids). Raises as :meth:`append`; the row is unchanged then."""
-        before = self.ranges(row)
-        self._native.clear(row)
+    def check_write(self, row: int, first_block: int, ranges: BlockRanges) -> None:
+        """Raises what :meth:`write` would raise: ``RangeCapError`` if the row would need more
+        ranges than it holds, ``ValueError`` for a row out of bounds or a ``first_block`` behind the
+        row's blocks."""
         try:
-            self.append(row, block_ids)
-        except BaseException:
-            for start, count in before:
-                null = start == NULL_BLOCK
-                ids = [NULL_BLOCK] * count if null else list(range(start, start + count))
-                self._native.append(row, ids)
-            raise
+            self._native.check_write(row, first_block, ranges)
+        except RuntimeError as error:
+            raise self._named(error, row) from None
+
+    def append(self, row: int, block_ids: list[int] | npt.NDArray[np.int32]) -> int:
+        """Appends block ids behind the row's last block: for whoever has no ranges. O(ids).
+
+        Returns as :meth:`write`, raises as it does and ``ValueError`` for a negative id; the row is
+        unchanged then.
+        """
+        try:
+            return self._native.append(row, block_ids)
+        except RuntimeError as error:
+            raise self._named(error, row) from None
+
+    def _named(self, error: RuntimeError, row: int) -> Exception:
+        """The error for a refusal by the cap, which the native table reports with numbers."""
+        if len(error.args) != 4:
+            return error
+        _, _, needed, cap = error.args
+        return RangeCapError(
+            f"The KV blocks of {self._name_row(row)} form {needed} ranges; the worker's range "
+            f"table holds {cap} per request. Raise --block-size so that a request has fewer "
+            "blocks, or let the pool become less scattered: reset the prefix cache or lower "
+            "--max-num-seqs."
+        )
 
     def clear(self, row: int) -> None:
         """Empties a row."""
@@ -96,6 +107,11 @@ class RangeTable:
     def ranges(self, row: int) -> list[Range]:
         """The ranges of a row in logical order. O(ranges)."""
         return [Range(start, count) for start, count in self._native.ranges(row)]
+
+    def packed(self, row: int, first_range: int) -> npt.NDArray[np.int32]:
+        """The row's ranges from ``first_range`` on, as device tables hold them: their starts, then
+        their first logical blocks. int32 [2 * ranges], read-only. O(ranges)."""
+        return np.frombuffer(self._native.packed(row, first_range), dtype=np.int32)
 
     def compute_slots(
         self,

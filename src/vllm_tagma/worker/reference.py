@@ -1,4 +1,4 @@
-"""Ranges and slots in plain numpy: the specification of the native range table.
+"""Slots in plain numpy: the specification of the native range table.
 
 Slow and obvious on purpose. The tests compare ``csrc/tagma/range_table.hpp`` with it; nothing in a
 serving process imports it.
@@ -7,45 +7,11 @@ serving process imports it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-NULL_BLOCK = 0
-"""vLLM's block without content; positions in it have no slot."""
-
-PAD_SLOT_ID = -1
-"""vLLM's marker for a token that is written nowhere."""
-
-
-class Range(NamedTuple):
-    """``num_blocks`` blocks from ``start`` on; a run of null blocks has ``start`` 0."""
-
-    start: int
-    num_blocks: int
-
-
-def encode_ranges(block_ids: Sequence[int]) -> list[Range]:
-    """Run-length encodes a row of block ids into its ranges, in logical order. O(blocks).
-
-    A range is a maximal ascending run; null blocks form ranges of their own.
-    """
-    ranges: list[Range] = []
-    for block_id in block_ids:
-        if block_id < 0:
-            raise ValueError(f"block id {block_id} is negative")
-        if ranges:
-            last = ranges[-1]
-            if last.start == NULL_BLOCK:
-                extends = block_id == NULL_BLOCK
-            else:
-                extends = block_id == last.start + last.num_blocks
-            if extends:
-                ranges[-1] = Range(last.start, last.num_blocks + 1)
-                continue
-        ranges.append(Range(block_id, 1))
-    return ranges
+from vllm_tagma.ranges import NULL_BLOCK, PAD_SLOT_ID, Range, encode
 
 
 def slot_of(ranges: Sequence[Range], position: int, *, block_size: int) -> int:
@@ -79,7 +45,7 @@ def compute_slots(
     """
     slots = np.full(pad_to, PAD_SLOT_ID, dtype=np.int64)
     for row, block_ids in enumerate(rows):
-        ranges = encode_ranges(block_ids)
+        ranges = encode(block_ids)
         for token in range(query_start_loc[row], query_start_loc[row + 1]):
             slots[token] = slot_of(ranges, int(positions[token]), block_size=block_size)
     return slots

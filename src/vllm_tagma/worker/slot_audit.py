@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_tagma.errors import InvariantError
-from vllm_tagma.worker.reference import NULL_BLOCK, PAD_SLOT_ID
+from vllm_tagma.ranges import NULL_BLOCK, PAD_SLOT_ID
 
 # Under vLLM's logger: its handlers and level apply, a logger of our own would stay silent.
 _logger = logging.getLogger("vllm.tagma.worker")

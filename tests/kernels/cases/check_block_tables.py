@@ -24,10 +24,15 @@ if os.environ["TAGMA_KERNEL_DEVICE"] == "cpu":
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.worker.gpu.block_table import BlockTables
 
+from vllm_tagma._native import BlockRanges
 from vllm_tagma.errors import InvariantError, RangeCapError, UnsupportedError
+from vllm_tagma.integration import block_tables_v2
 from vllm_tagma.integration.block_tables_v2 import TagmaBlockTables
+from vllm_tagma.integration.row_updates import by_group
 from vllm_tagma.lab.kernel_check import kernel_checks
 from vllm_tagma.lab.kernel_check.layouts import draw_batch
+from vllm_tagma.ranges import encode
+from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.worker.slot_audit import SlotAudit
 
 HAS_WINDOW = "sliding_window_reach" in inspect.signature(BlockTables.__init__).parameters
@@ -45,7 +50,26 @@ def _arguments(device: str, **changes: Any) -> dict[str, Any]:
 
 
 def _tagma(device: str, *, audit: SlotAudit | None = None, **changes: Any) -> TagmaBlockTables:
-    return TagmaBlockTables(keep_id_rows=False, audit=audit, **_arguments(device, **changes))
+    return TagmaBlockTables(
+        keep_id_rows=False,
+        audit=audit,
+        request_of=lambda row: f"r{row}",
+        **_arguments(device, **changes),
+    )
+
+
+def _updates(tables: TagmaBlockTables, *updates: RowUpdate) -> None:
+    """A step with these row updates begins."""
+    tables.updates = by_group(updates, tables.num_kv_cache_groups)
+
+
+def _update(row: int, first: int, ids: list[int], group: int = 0) -> RowUpdate:
+    return RowUpdate(f"r{row}", group, first, BlockRanges.from_ids(ids))
+
+
+def _row_of(request: str) -> int | None:
+    """What V2 knows of a request's row: rows 0 to 7 are in use."""
+    return int(request[1:]) if request[1:] in set("01234567") else None
 
 
 def _pair(device: str, **changes: Any) -> tuple[BlockTables, TagmaBlockTables]:
@@ -202,47 +226,140 @@ def _slots_and_table(
 
 
 @pytest.mark.parametrize("audited", [False, True])
-def check_moved_blocks_replace_the_first_of_a_row(device: str, audited: bool) -> None:
-    """And what the same step appends comes behind them; with id rows, the audit agrees."""
+def check_row_updates_are_written_as_they_are(
+    device: str, audited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Admission, a move with growth, a move alone, growth; with id rows, the audit agrees."""
+    monkeypatch.setattr(block_tables_v2, "BlockRanges", None)  # nothing is derived from ids
     audit = SlotAudit() if audited else None
     tables = _tagma(device, audit=audit)
+    _updates(tables, _update(2, 0, [5, 6, 9, 30]), _update(4, 0, [7, 50]))
     tables.append_block_ids(2, ([5, 6, 9, 30],), overwrite=True)
-    tables.append_block_ids(4, ([7],), overwrite=True)
+    tables.append_block_ids(4, ([7, 50],), overwrite=True)
+    tables.apply_updates(_row_of)
     tables.apply_staged_writes()
     addresses = [t.data_ptr() for t in tables.ranges.tables]
-    tables.replace_leading_blocks(2, [(40, 2), (12, 1)], request="request a")
+    _updates(
+        tables,
+        _update(2, 0, [40, 41, 12, 30, 31, 32]),
+        _update(4, 0, [8, 50]),
+        RowUpdate("gone", 0, 3, _update(0, 0, [1]).ranges),
+    )
     tables.append_block_ids(2, ([31, 32],), overwrite=False)
+    tables.apply_updates(_row_of)
+    assert tables.updates == [{}]
     assert tables.ranges.num_ranges(group=0, row=2) == 3
     tables.apply_staged_writes()
     expected = [40, 41, 12, 30, 31, 32]
     assert _slots_and_table(tables, 2, device) == ([16 * i for i in expected], expected)
-    assert _slots_and_table(tables, 4, device) == ([16 * 7], [7])
+    assert _slots_and_table(tables, 4, device) == ([16 * 8, 16 * 50], [8, 50])
+    _updates(tables, _update(2, 6, [33]))
+    tables.append_block_ids(2, ([33],), overwrite=False)
+    tables.apply_staged_writes()
+    assert _slots_and_table(tables, 2, device)[1] == [*expected, 33]
     assert [t.data_ptr() for t in tables.ranges.tables] == addresses
-    assert audit is None or audit.counters() == {"batches": 2, "slots": 7, "padded": 0}
-    ids = tables.block_tables[0].gpu[2, :6].tolist()
-    assert ids == (expected if audited else [0] * 6)
+    assert audit is None or audit.counters() == {"batches": 3, "slots": 15, "padded": 0}
+    ids = tables.block_tables[0].gpu[2, :7].tolist()
+    assert ids == ([*expected, 33] if audited else [0] * 7)
 
 
-def check_a_move_that_does_not_fit_the_row_is_refused(device: str) -> None:
-    tables = _tagma(device, max_num_blocks_per_group=[600], audit=SlotAudit())
-    tables.append_block_ids(1, (list(range(1, 301)),), overwrite=True)
+def check_updates_and_ids_take_turns(device: str) -> None:
+    """Two groups, null runs; some rows and groups of a step have updates, the others ids."""
+    rng = np.random.default_rng(19)
+    wide = {"block_sizes": [16, 64], "max_num_blocks_per_group": [64, 64]}
+    tables = _tagma(device, audit=SlotAudit(), **wide)
+    model: list[list[list[int]]] = [[[] for _ in range(8)] for _ in range(2)]
+    for _ in range(60):
+        row, overwrite = int(rng.integers(8)), bool(rng.random() < 0.3)
+        updates, appended = [], []
+        for group in range(2):
+            ids = [] if overwrite else list(model[group][row])
+            first = len(ids)
+            start = int(rng.choice([0, 1, int(rng.integers(1, 900))]))
+            more = [start + i if start else 0 for i in range(int(rng.integers(0, 5)))]
+            more = more if len(ids) + len(more) <= 64 else []
+            told = bool(rng.random() < 0.6)
+            if told and first and rng.random() < 0.5:  # moved as well
+                first = int(rng.integers(first))
+                ids[first:] = [int(rng.integers(900, 999)) for _ in ids[first:]]
+            model[group][row] = ids + more
+            appended.append(more)
+            if told:
+                updates.append(_update(row, first, model[group][row][first:], group))
+        _updates(tables, *updates)
+        if overwrite or any(appended):
+            tables.append_block_ids(row, tuple(appended), overwrite=overwrite)
+        tables.apply_updates(_row_of)
+        if rng.random() < 0.5:
+            tables.apply_staged_writes()
+            tables.ranges.check_invariants()
+            for group in range(2):
+                for at in range(8):
+                    ids = model[group][at]
+                    assert tables.ranges.ranges(group=group, row=at) == encode(ids)
+                    assert tables.block_tables[group].gpu[at, : len(ids)].tolist() == ids
+                    assert int(tables.num_blocks.np[group, at]) == len(ids)
+
+
+def check_an_update_that_does_not_fit_is_refused(device: str) -> None:
+    """By count, in appends and moves; nor are ranges beyond the cap taken. No group changes."""
+    two = {"block_sizes": [16, 16], "max_num_blocks_per_group": [600, 600]}
+    tables = _tagma(device, audit=SlotAudit(), **two)
+    row = list(range(1, 301))
+    tables.append_block_ids(1, (row, [7]), overwrite=True)
     tables.apply_staged_writes()
-    with pytest.raises(InvariantError, match=r"301 moved blocks for request abc \(row 1\), whose"):
-        tables.replace_leading_blocks(1, [(400, 301)], request="request abc")
-    ranges = [(2 * i + 500, 1) for i in range(256)]
-    with pytest.raises(RangeCapError, match=r"request abc \(row 1\) form 257 ranges"):
-        tables.replace_leading_blocks(1, ranges, request="request abc")
+    scattered = [2 * i + 500 for i in range(256)] + row[256:]
+    grown = _update(1, 1, [8], group=1)
+    for update, new, error, message in (
+        (
+            _update(1, 0, [*row, 400]),
+            None,
+            InvariantError,
+            "r1 names blocks 0 to 301 .* 300",
+        ),
+        (_update(1, 301, [400]), None, InvariantError, "blocks 301 to 302 of group 0; .* has 300"),
+        (_update(1, 300, [301]), [301, 302], InvariantError, "300 blocks and the step brings 2"),
+        (
+            _update(1, 300, [301, 303]),
+            [301, 302],
+            InvariantError,
+            "law W1 .*301 .*303 .* 302",
+        ),
+        (_update(1, 0, scattered), None, RangeCapError, r"request r1 \(row 1\) form 257 ranges"),
+        (_update(1, 0, [*scattered, 9]), [9], RangeCapError, "form 258 ranges"),
+    ):
+        if new is None:
+            _updates(tables, update)
+            with pytest.raises(error, match=message):
+                tables.apply_updates(_row_of)
+        else:
+            _updates(tables, update, grown)
+            with pytest.raises(error, match=message):
+                tables.append_block_ids(1, (new, [8]), overwrite=False)
+            # The other way round the group that could be written comes first, and is not.
+            swapped = _tagma(device, audit=SlotAudit(), **two)
+            swapped.append_block_ids(1, ([7], row), overwrite=True)
+            _updates(swapped, grown._replace(group=0), update._replace(group=1))
+            with pytest.raises(error, match=message.replace("group 0", "group 1")):
+                swapped.append_block_ids(1, ([8], new), overwrite=False)
+            assert swapped.ranges.ranges(group=0, row=1) == [(7, 1)]
+            assert swapped.num_blocks.np[:, 1].tolist() == [1, 300]
     tables.apply_staged_writes()
-    assert _slots_and_table(tables, 1, device)[1] == list(range(1, 301))
+    tables.ranges.check_invariants()
+    assert [tables.ranges.ranges(group=g, row=1) for g in range(2)] == [[(1, 300)], [(7, 1)]]
+    assert tables.block_tables[0].gpu[1, :302].tolist() == [*row, 0, 0]
+    assert tables.num_blocks.np[:, 1].tolist() == [300, 1]
+    assert tables.block_tables[1].gpu[1, :2].tolist() == [7, 0]
 
 
-def check_moves_while_writes_are_redirected_lead_nowhere(device: str) -> None:
+def check_updates_while_writes_are_redirected_lead_nowhere(device: str) -> None:
     tables = _tagma(device, audit=SlotAudit())
     tables.append_block_ids(0, ([5, 6, 9],), overwrite=True)
     tables.redirect_writes_to_null_block = True
-    tables.replace_leading_blocks(0, [(40, 2)], request="request a")
+    _updates(tables, _update(0, 1, [40, 9]))
+    tables.apply_updates(_row_of)
     tables.apply_staged_writes()
-    assert _slots_and_table(tables, 0, device) == ([-1, -1, 144], [0, 0, 9])
+    assert _slots_and_table(tables, 0, device) == ([80, -1, -1], [5, 0, 0])
 
 
 def check_dummy_tables_are_zero_and_persistent(device: str) -> None:
@@ -305,7 +422,7 @@ def check_too_many_ranges_are_refused_at_the_append(device: str) -> None:
     with pytest.raises(RangeCapError) as error:
         tables.append_block_ids(3, ([700],), overwrite=False)
     message = str(error.value)
-    assert "row 3 form 257 ranges" in message
+    assert "request r3 (row 3) form 257 ranges" in message
     assert "holds 256 per request. Raise --block-size" in message
     assert int(tables.num_blocks.np[0, 3]) == 256
     tables.append_block_ids(3, ([512],), overwrite=False)  # joins the last range
@@ -355,7 +472,7 @@ def check_the_audit_sees_a_wrong_slot(device: str) -> None:
     tables.compute_slot_mappings(mapping, starts, positions, 8)
     assert audit.counters() == {"batches": 1, "slots": 5, "padded": 1}
     tables.ranges.tables.range_start[0, 0, 1] = 29
-    with pytest.raises(InvariantError, match=r"row 0 .*position 32: slot 464 by range arith"):
+    with pytest.raises(InvariantError, match=r"\(row 0\).*position 32: slot 464 by range arith"):
         tables.compute_slot_mappings(mapping, starts, positions, 8)
 
 

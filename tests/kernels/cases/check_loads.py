@@ -92,7 +92,7 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 def check_slots_load_one_descriptor_per_range_and_tile(name: str) -> None:
     batch = draw_batch(seed=1, device="cpu", **BATCHES[name])
-    tables = batch.tables.tables
+    tables = batch.tables
     with counted(start=tables.range_start, cum=tables.range_cum, positions=batch.positions) as got:
         kernel_checks.slot_mapping_of(slot_mapping.compute_slot_mappings, batch)
     descriptors = searched = blocks_entered = 0
@@ -134,7 +134,7 @@ def check_paged_slots_load_one_entry_per_position(name: str) -> None:
 @pytest.mark.parametrize("name", BATCHES)
 def check_expansion_loads_descriptors_and_no_ids(name: str) -> None:
     batch = draw_batch(seed=1, device="cpu", **BATCHES[name])
-    tables = batch.tables.tables
+    tables = batch.tables
     with counted(start=tables.range_start, cum=tables.range_cum) as loads:
         found = kernel_checks.expansion_of(expansion.expand_block_tables, batch, group=0, padding=0)
     ranges = searched = 0

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from vllm_tagma.kernels import expansion, slot_mapping
-from vllm_tagma.kernels.range_tables import PAD_SLOT_ID, DeviceRangeTables
+from vllm_tagma.kernels.device_range_tables import DeviceRangeTables
 from vllm_tagma.lab.kernel_check import kernel_checks, kernel_reference
+from vllm_tagma.ranges import PAD_SLOT_ID, encode
 
 
 @pytest.mark.parametrize(
@@ -22,10 +23,9 @@ def check_case(device: str, case: int) -> None:
 
 def _slots(device: str, ids: list[int], at: list[int], **changes: Any) -> list[int]:
     """Slots of one request on row 1 of 3, block size 16, in a buffer of 12."""
-    tables = DeviceRangeTables(groups=1, rows=3, device=device)
-    tables.append(1, [ids])
-    tables.append(2, [[500, 501, 502]])
-    tables.apply_staged_writes()
+    tables = DeviceRangeTables.empty(groups=1, rows=3, device=device)
+    rows = {1: ids, 2: [500, 501, 502]}
+    tables.send([kernel_reference.row_write(ids, group=0, row=row) for row, ids in rows.items()])
     values = {
         "idx_mapping": torch.tensor([1], dtype=torch.int32),
         "query_start_loc": torch.tensor([0, len(at)], dtype=torch.int32),
@@ -36,7 +36,7 @@ def _slots(device: str, ids: list[int], at: list[int], **changes: Any) -> list[i
         **changes,
     }
     values = {name: tensor.to(device) for name, tensor in values.items()}
-    out = slot_mapping.compute_slot_mappings(tables.tables, **values)
+    out = slot_mapping.compute_slot_mappings(tables, **values)
     return [int(slot) for slot in out[0]]
 
 
@@ -115,7 +115,7 @@ def check_windows_are_masked(device: str, reach: int) -> None:
         out = torch.full((6, 40), kernel_checks.STALE, dtype=torch.int32)
         out = out.to(where.positions.device)
         expand(
-            where.tables.tables,
+            where.tables,
             where.idx_mapping,
             group=0,
             num_rows=6,
@@ -130,12 +130,11 @@ def check_windows_are_masked(device: str, reach: int) -> None:
 
 
 def check_a_row_longer_than_the_table_is_cut(device: str) -> None:
-    tables = DeviceRangeTables(groups=1, rows=1, device=device)
-    tables.append(0, [[9, 10, 3, 4]])
-    tables.apply_staged_writes()
+    tables = DeviceRangeTables.empty(groups=1, rows=1, device=device)
+    tables.send([kernel_reference.row_write([9, 10, 3, 4], group=0, row=0)])
     out = torch.full((2, 3), kernel_checks.STALE, dtype=torch.int32, device=device)
     expansion.expand_block_tables(
-        tables.tables,
+        tables,
         torch.zeros(1, dtype=torch.int32, device=device),
         group=0,
         num_rows=1,
@@ -155,7 +154,7 @@ def check_a_row_longer_than_the_table_is_cut(device: str) -> None:
     ],
 )
 def check_wrong_expansions_are_refused(device: str, changes: dict[str, Any], message: str) -> None:
-    tables = DeviceRangeTables(groups=1, rows=2, device=device)
+    tables = DeviceRangeTables.empty(groups=1, rows=2, device=device)
     arguments: dict[str, Any] = {
         "group": 0,
         "num_rows": 3,
@@ -164,13 +163,14 @@ def check_wrong_expansions_are_refused(device: str, changes: dict[str, Any], mes
     }
     mapping = torch.zeros(2, dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match=message):
-        expansion.expand_block_tables(tables.tables, mapping, **{**arguments, **changes})
+        expansion.expand_block_tables(tables, mapping, **{**arguments, **changes})
 
 
-def check_encode_is_the_inverse_of_decode() -> None:
+def check_a_row_write_is_the_inverse_of_decode() -> None:
     rng = np.random.default_rng(3)
     for _ in range(50):
         ids = rng.integers(0, 6, size=int(rng.integers(0, 12))).tolist()
-        tables = DeviceRangeTables(groups=1, rows=1, device="cpu")
-        tables.append(0, [ids])
-        assert tables.num_ranges(group=0, row=0) == len(kernel_reference.encode(ids))
+        tables = DeviceRangeTables.empty(groups=2, rows=2, device="cpu")
+        tables.send([kernel_reference.row_write(ids, group=1, row=1)])
+        assert kernel_reference.decode(tables, group=1, row=1).tolist() == ids
+        assert int(tables.num_ranges[1, 1]) == len(encode(ids))

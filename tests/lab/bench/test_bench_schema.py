@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,34 +78,60 @@ def test_foreign_documents_are_refused(make_result: Make) -> None:
     for document in ([], {}, {"kind": "other"}):
         with pytest.raises(ResultError, match="is not a result of 'tagma bench host'"):
             schema.from_json(document)
-    with pytest.raises(ResultError, match=r"schema_version 99; this release reads 1\. Run"):
+    with pytest.raises(ResultError, match=r"schema_version 99; this release reads 1\. Measure"):
         schema.from_json(_broken(make_result, schema_version=99))
 
 
 def test_a_missing_or_wrong_field_is_named(make_result: Make) -> None:
     document = schema.to_json(make_result())
     del document["seconds"]
-    with pytest.raises(ResultError, match=r"old\.json: the field 'seconds' is missing"):
+    with pytest.raises(
+        ResultError, match=r"^old\.json: \$: object missing required field `seconds`\. M"
+    ):
         schema.from_json(document, source="old.json")
-    with pytest.raises(ResultError, match="the field 'quick' is 'yes'"):
+    with pytest.raises(ResultError, match=r"\$\.quick is 'yes': expected `bool`, got `str`"):
         schema.from_json(_broken(make_result, quick="yes"))
-    with pytest.raises(ResultError, match="the field 'seconds' is True"):
+    with pytest.raises(ResultError, match=r"\$\.seconds is True: expected `float`, got `bool`"):
         schema.from_json(_broken(make_result, seconds=True))
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"ours": "other"}, "scenario 'kv_coord_map/single_offset': names the variant 'other'"),
-        ({"variants": {"tagma": {"rounds": [], "counters": {}}}}, "'rounds' is empty"),
-        ({"variants": {"tagma": {"rounds": ["x"], "counters": {}}}}, "'x', which is not a number"),
+        (
+            {"ours": "other"},
+            "$.scenarios[0].ours is 'other', which is not among its variants: tagma",
+        ),
+        (
+            {"variants": {"tagma": {"rounds": [1.0]}, "vllm": {"rounds": []}}},
+            "$.scenarios[0].variants['vllm'].rounds is []: expected `array` of length >= 1",
+        ),
+        (
+            {"variants": {"tagma": {"rounds": [1.0, "x"]}}},
+            "$.scenarios[0].variants['tagma'].rounds[1] is 'x': expected `float`, got `str`",
+        ),
+        ({"variants": {"tagma": {}}}, "$.scenarios[0].variants['tagma']: object missing required"),
     ],
 )
 def test_a_bad_scenario_is_named(make_result: Make, change: dict[str, Any], words: str) -> None:
     document = schema.to_json(make_result())
     document["scenarios"][0].update(change)
-    with pytest.raises(ResultError, match=words):
+    with pytest.raises(ResultError, match=re.escape(words)):
         schema.from_json(document)
+
+
+def test_the_results_of_the_repository_are_read(pytestconfig: pytest.Config) -> None:
+    path = pytestconfig.rootpath / "reports" / "host" / "host.json"
+    result = schema.read(path)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    written = schema.to_json(result)
+    assert written.keys() == document.keys()
+    for ours, theirs in zip(written["scenarios"], document["scenarios"], strict=True):
+        assert ours["ratio"] == pytest.approx(theirs["ratio"])
+        assert ours.keys() == theirs.keys()
+        for name, variant in theirs["variants"].items():
+            assert ours["variants"][name]["summary"] == pytest.approx(variant["summary"])
+            assert ours["variants"][name]["rounds"] == variant["rounds"]
 
 
 def test_a_file_that_is_absent_or_not_json(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_tagma.lab.bench.statistics import quantile, ratios_of, summarise
+from vllm_tagma.lab.bench.statistics import ratios_of, summarise
 
 
 def test_summary_of_a_known_sample() -> None:
@@ -30,16 +30,6 @@ def test_order_does_not_matter() -> None:
 def test_no_rounds_is_an_error() -> None:
     with pytest.raises(ValueError, match="no rounds"):
         summarise([])
-
-
-@pytest.mark.parametrize(("share", "value"), [(0.0, 10.0), (0.5, 20.0), (0.75, 25.0), (1.0, 30.0)])
-def test_quantile_interpolates(share: float, value: float) -> None:
-    assert quantile([10.0, 20.0, 30.0], share) == value
-
-
-def test_quantile_refuses_nonsense() -> None:
-    with pytest.raises(ValueError, match=r"quantile 1\.5"):
-        quantile([1.0], 1.5)
 
 
 def test_ratios_pair_rounds_in_order() -> None:

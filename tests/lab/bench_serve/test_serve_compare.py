@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -38,19 +40,29 @@ def throughput(runs: Sequence[RunRecord]) -> serve_compare.Row:
 
 
 @pytest.mark.parametrize(
-    ("share", "freedom", "expected"),  # from printed tables
+    ("level", "pairs", "t"),  # from printed tables
     [
-        (0.975, 1, 12.706),
-        (0.975, 2, 4.303),
-        (0.975, 3, 3.182),
-        (0.995, 4, 4.604),
-        (0.95, 7, 1.895),
-        (0.975, 30, 2.042),
-        (0.5, 5, 0.0),
+        (0.95, 2, 12.706),
+        (0.95, 3, 4.303),
+        (0.95, 4, 3.182),
+        (0.99, 5, 4.604),
+        (0.90, 8, 1.895),
+        (0.95, 31, 2.042),
     ],
 )
-def test_quantiles_of_t(share: float, freedom: int, expected: float) -> None:
-    assert serve_compare.t_quantile(share, freedom) == pytest.approx(expected, abs=6e-4)
+def test_an_interval_extends_by_t_standard_errors(level: float, pairs: int, t: float) -> None:
+    logs = [0.01 * (-1) ** pair for pair in range(pairs)]
+    interval = serve_compare.interval_of([math.exp(x) for x in logs], [1.0] * pairs, level=level)
+    assert interval is not None
+    error = statistics.stdev(logs) / math.sqrt(pairs)
+    assert math.log(interval.high / interval.ratio) / error == pytest.approx(t, abs=6e-4)
+    assert math.log(interval.ratio / interval.low) / error == pytest.approx(t, abs=6e-4)
+
+
+def test_without_scipy_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(serve_compare.CompareError, match=r"pip install 'vllm-tagma\[bench\]'"):
+        throughput(series([100.0, 100.0], [110.0, 111.0]))
 
 
 def test_the_interval_of_two_pairs_by_hand() -> None:

@@ -43,7 +43,7 @@ def series(settings_of, tmp_path: Path) -> Path:
         SeriesRecord(
             created="2026-01-01T00:00:00+00:00",
             command="tagma bench serve",
-            plan={"settings": settings.to_json(), "facts": {"vllm": "0.32.0"}},
+            plan=record.Plan(settings=settings.to_json(), facts={"vllm": "0.32.0"}),
             environment=environment,
             workload={
                 name: {
@@ -196,7 +196,7 @@ def test_the_report_command_takes_a_folder(series: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "other"}, "is not of 'tagma bench serve'"),
+        ({"kind": "other"}, "is not a result of 'tagma bench serve'"),
         ({"schema_version": 2}, "has schema_version 2; this release reads 1"),
     ],
 )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vllm_tagma.lab.replay import format_pieces, formats, loads
+from vllm_tagma.lab.replay import field_names, format_pieces, formats, loads
+from vllm_tagma.lab.replay.hashes import block_hashes
 from vllm_tagma.lab.replay.replay_command import SHIPPED
 from vllm_tagma.lab.replay.trace import BadLine, Piece, Reading, TraceError
 from vllm_tagma.lab.replay.trace_source import Source
@@ -93,6 +94,19 @@ def test_pieces(write: Write) -> None:
     )
     assert (second.after, second.max_tokens, second.abort_after) == (0, 100, 0)
     assert second.arrival == 9.5
+
+
+def test_a_content_that_is_no_character_can_be_hashed(write: Write) -> None:
+    """JSON can write half of a surrogate pair."""
+    entry = '{"prompt": [["\\ud800", 40], ["\\ud801", 40]], "output": 4}'
+    (request,) = formats.read(write(entry), strict=True).requests
+    assert len(set(block_hashes(request.prompt, 16))) == 5
+    assert request.prompt[0].content != request.prompt[1].content
+
+
+def test_of_equal_names_the_first_counts() -> None:
+    assert field_names.find(["x", "A_b", "a b"], ("ab",)) == "A_b"
+    assert field_names.find(["isl", "input_length"], field_names.PROMPT) == "input_length"
 
 
 def test_format_wins_over_content(write: Write) -> None:

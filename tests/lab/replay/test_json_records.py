@@ -65,6 +65,7 @@ def test_layouts(write: Write, text: str, places: list[str]) -> None:
         (lines(A, '{"a": 1} x', B), "line 2", "is not JSON: Extra data"),
         (lines(A, '{"a": 1}{"b": 2}', B), "line 2", "write one object a line"),
         (lines(A, B, "[" * 100_000), "line 3", "is nested too deeply"),
+        (lines('{"a":' * 100_000, A, B), "line 1", "is nested too deeply"),
         (f"[{json.dumps(A)}, 7, {json.dumps(B)}]", "entry 2", "is int, not a JSON object"),
         (f"[{json.dumps(A)}, {json.dumps(B)}", "the end", "before the list is closed"),
         (f"[{json.dumps(A)}, {json.dumps(B)}] x", "line 1", "stands behind the end of the list"),
@@ -79,6 +80,19 @@ def test_what_is_broken_costs_only_itself(write: Write, text: str, place: str, r
     assert bad_place == place
     assert reason in bad_reason
     assert [entry for _, entry, _ in found if entry is not None] == [A, B]
+
+
+def test_an_object_on_a_line_of_its_own_inside_of_another(write: Write) -> None:
+    """As in a conversation that was spread out by hand."""
+    inner = ",\n    ".join(map(json.dumps, (A, C)))
+    ((place, entry, _),) = read(write, f'{{"list": [\n    {inner}\n]}}\n')
+    assert (place, entry) == ("entry 1", {"list": [A, C]})
+
+
+def test_a_first_line_that_is_nested_too_deeply(write: Write) -> None:
+    (first, *rest) = read(write, lines("[" * 100_000 + "]" * 100_000, A, B))
+    assert first[2].startswith("is nested too deeply")
+    assert [entry for _, entry, _ in rest] == [A, B]
 
 
 def test_integers_of_any_length(write: Write) -> None:

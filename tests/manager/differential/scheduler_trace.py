@@ -28,8 +28,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
-
 from vllm_tagma.integration.row_moves import row_moves_of
+
 from vllm_tagma.integration.scheduler import TagmaAsyncScheduler, TagmaScheduler
 from vllm_tagma.manager import TagmaKVCacheManager
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from vllm_tagma.integration.seams.seam import Seam
 from vllm_tagma.integration.seams.seam_table_metrics import METRICS_SEAMS
-from vllm_tagma.integration.seams.seam_table_moves import MOVE_SEAMS
+from vllm_tagma.integration.seams.seam_table_rows import ROW_SEAMS
 from vllm_tagma.integration.seams.seam_table_v2 import V2_SEAMS
 
 _MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
@@ -320,5 +320,5 @@ _WORKER_SEAMS = (
 )
 
 SEAMS: Final[tuple[Seam, ...]] = (
-    _CONFIG_SEAMS + _SCHEDULER_SEAMS + METRICS_SEAMS + _WORKER_SEAMS + V2_SEAMS + MOVE_SEAMS
+    _CONFIG_SEAMS + _SCHEDULER_SEAMS + METRICS_SEAMS + _WORKER_SEAMS + V2_SEAMS + ROW_SEAMS
 )

@@ -88,6 +88,12 @@ def run(
             skipped[plan.name] = "not part of --quick"
             continue
         on_start(plan)
+        with plan.open() as measures:
+            variants = measure_rounds(
+                measures,
+                rounds=plan.num_rounds(effort),
+                on_round=lambda plan=plan: on_round(plan),  # type: ignore[misc]
+            )
         scenario = Scenario(
             name=plan.name,
             group=plan.group,
@@ -100,13 +106,8 @@ def run(
             target=plan.target,
             target_is_limit=plan.target_is_limit,
             note=plan.note,
+            variants=variants,
         )
-        with plan.open() as measures:
-            scenario.variants = measure_rounds(
-                measures,
-                rounds=plan.num_rounds(effort),
-                on_round=lambda plan=plan: on_round(plan),  # type: ignore[misc]
-            )
         measured.append(scenario)
         on_end(plan, scenario)
     return measured, skipped

@@ -86,7 +86,7 @@ def _open(make: Callable[[], _Batch], iterations: int) -> Iterator[dict[str, Mea
     from vllm.platforms import current_platform
     from vllm.v1.worker.block_table import BlockTable
 
-    from vllm_tagma.integration.worker_v1 import adopt_block_table
+    from vllm_tagma.integration.block_table_v1 import adopt_block_table
 
     current_platform.import_kernels()
     kernel = getattr(torch.ops._C, "compute_slot_mapping_kernel_impl", None)
@@ -103,7 +103,7 @@ def _open(make: Callable[[], _Batch], iterations: int) -> Iterator[dict[str, Mea
         BlockTable(BLOCK_SIZE, rows, ROW_BLOCKS, tokens, False, torch.device("cpu"), 1)
         for _ in range(2)
     )
-    adopt_block_table(ours, name_row=lambda row: f"row {row}", audit=None)
+    adopt_block_table(ours, request_of=lambda _: None, audit=None)
     for table in (ours, theirs):
         for row, ids in enumerate(batch.rows):
             table.add_row(ids, row)

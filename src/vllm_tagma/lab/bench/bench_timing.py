@@ -45,7 +45,7 @@ def measure_rounds(
     """
     if rounds < 1:
         raise ValueError(f"rounds={rounds} is below 1")
-    variants = {name: Variant() for name in measures}
+    variants = {name: Variant(rounds=[]) for name in measures}
     with quiet_collector():
         for number in range(rounds):
             names = list(measures)

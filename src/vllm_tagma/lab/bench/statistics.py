@@ -6,9 +6,10 @@ the ratio of two medians would not.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 
 class Summary(NamedTuple):
@@ -24,36 +25,23 @@ class Summary(NamedTuple):
     minimum: float
     maximum: float
 
-    def to_json(self) -> dict[str, Any]:
-        """As written to the result file."""
-        return dict(self._asdict())
-
 
 def summarise(values: Sequence[float]) -> Summary:
     """The summary of at least one value. Raises ValueError for none."""
     if not values:
         raise ValueError("a summary of no rounds: measure at least one")
-    ordered = sorted(values)
+    sample = np.sort(np.asarray(values, dtype=np.float64))
+    p10, median, p90 = np.quantile(sample, (0.1, 0.5, 0.9)).tolist()
     return Summary(
-        rounds=len(ordered),
-        mean=statistics.fmean(ordered),
-        sd=statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
-        median=statistics.median(ordered),
-        p10=quantile(ordered, 0.1),
-        p90=quantile(ordered, 0.9),
-        minimum=ordered[0],
-        maximum=ordered[-1],
+        rounds=len(sample),
+        mean=float(sample.mean()),
+        sd=float(sample.std(ddof=1)) if len(sample) > 1 else 0.0,
+        median=median,
+        p10=p10,
+        p90=p90,
+        minimum=float(sample[0]),
+        maximum=float(sample[-1]),
     )
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of the sorted sample lies, linearly interpolated."""
-    if not ordered or not 0.0 <= share <= 1.0:
-        raise ValueError(f"quantile {share} of {len(ordered)} values")
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
 def ratios_of(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:

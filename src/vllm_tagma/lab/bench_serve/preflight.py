@@ -24,6 +24,7 @@ _GPU_RUNTIME_BYTES = 3 * _GIB  # activations, CUDA graphs and the context; a gue
 _PACKAGES = {
     "pandas": "vLLM's client reads the requests with it",
     "matplotlib": "the report draws with it",
+    "scipy": "the intervals' Student t is its",
     "psutil": "memory of the server is read with it",
     "prometheus_client": "the server's metrics are read with it",
 }

@@ -12,13 +12,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct, field
+
 from vllm_tagma.errors import TagmaError
+from vllm_tagma.lab import json_file
 
 KIND = "tagma-bench-serve"
 RUN_KIND = "tagma-bench-serve-run"
@@ -29,8 +29,7 @@ class RecordError(TagmaError, ValueError):
     """A file that is not of this benchmark, or of a version that this release cannot read."""
 
 
-@dataclass(kw_only=True)
-class StageRecord:
+class StageRecord(Struct, kw_only=True):
     """One stage of one run.
 
     ``client``: the scalars of vLLM's client. ``counters``: differences of the server's counters
@@ -40,14 +39,13 @@ class StageRecord:
 
     seconds: float
     client: dict[str, Any] = field(default_factory=dict)
-    counters: dict[str, float | None] = field(default_factory=dict)
-    kv: dict[str, float | None] = field(default_factory=dict)
-    memory: dict[str, float | None] = field(default_factory=dict)
-    ranges: dict[str, float | None] = field(default_factory=dict)
+    counters: dict[str, int | float | None] = field(default_factory=dict)
+    kv: dict[str, int | float | None] = field(default_factory=dict)
+    memory: dict[str, int | float | None] = field(default_factory=dict)
+    ranges: dict[str, int | float | None] = field(default_factory=dict)
 
 
-@dataclass(kw_only=True)
-class RunRecord:
+class RunRecord(Struct, kw_only=True):
     """One server and what it went through. ``error`` is None for a run that is complete;
     ``package`` is the hash of the tagma package that served."""
 
@@ -75,13 +73,20 @@ class RunRecord:
         return self.error is None
 
 
-@dataclass(kw_only=True)
-class SeriesRecord:
+class Plan(Struct, kw_only=True):
+    """What must not change between a series and its continuation."""
+
+    settings: dict[str, Any]
+    facts: dict[str, Any]
+    """Of software, model, data and GPU: ``identity.py``."""
+
+
+class SeriesRecord(Struct, kw_only=True):
     """What was to be measured, on what, and with which requests."""
 
     created: str
     command: str
-    plan: dict[str, Any]
+    plan: Plan
     environment: dict[str, Any]
     workload: dict[str, Any] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list)
@@ -91,45 +96,35 @@ class SeriesRecord:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings, as recorded."""
-        settings: dict[str, Any] = self.plan["settings"]
-        return settings
+        return self.plan.settings
 
 
-def write_json(document: object, path: Path) -> None:
-    """Writes a JSON file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+_SERIES = json_file.FileKind(
+    KIND, SCHEMA_VERSION, command="tagma bench serve", schema=SeriesRecord, error=RecordError
+)
+_RUN = json_file.FileKind(
+    RUN_KIND, SCHEMA_VERSION, command="tagma bench serve", schema=RunRecord, error=RecordError
+)
 
 
 def write_series(series: SeriesRecord, folder: Path) -> None:
     """Writes ``series.json``."""
-    header = {"kind": KIND, "schema_version": SCHEMA_VERSION}
-    write_json({**header, **asdict(series)}, folder / "series.json")
+    json_file.write(_SERIES.document(series), folder / "series.json")
 
 
 def write_run(run: RunRecord, folder: Path) -> None:
     """Writes ``run.json`` of a run's folder."""
-    header = {"kind": RUN_KIND, "schema_version": SCHEMA_VERSION}
-    write_json({**header, **asdict(run)}, folder / "run.json")
+    json_file.write(_RUN.document(run), folder / "run.json")
 
 
 def read_series(folder: Path) -> SeriesRecord:
     """Reads ``series.json``. Raises :class:`RecordError`."""
-    document = _read(folder / "series.json", kind=KIND)
-    series: SeriesRecord = _build(SeriesRecord, document, source=folder / "series.json")
-    return series
+    return _SERIES.read(folder / "series.json")
 
 
 def read_run(folder: Path) -> RunRecord:
     """Reads ``run.json`` of a run's folder. Raises :class:`RecordError`."""
-    source = folder / "run.json"
-    document = _read(source, kind=RUN_KIND)
-    stages = document.pop("stages", {})
-    run: RunRecord = _build(RunRecord, document, source=source)
-    run.stages = {name: _build(StageRecord, stage, source=source) for name, stage in stages.items()}
-    return run
+    return _RUN.read(folder / "run.json")
 
 
 def read_runs(folder: Path, series: SeriesRecord) -> list[RunRecord]:
@@ -141,26 +136,3 @@ def read_runs(folder: Path, series: SeriesRecord) -> list[RunRecord]:
 def is_series(path: Path) -> bool:
     """Whether a folder holds a series."""
     return (path / "series.json").is_file()
-
-
-def _read(path: Path, *, kind: str) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise RecordError(f"{path} cannot be read: {error}") from None
-    if not isinstance(document, dict) or document.get("kind") != kind:
-        raise RecordError(f"{path} is not of 'tagma bench serve' (no kind={kind!r})")
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise RecordError(
-            f"{path} has schema_version {document.get('schema_version')!r}; this release reads "
-            f"{SCHEMA_VERSION}. Measure again, or read it with the release that wrote it."
-        )
-    return document
-
-
-def _build(kind: Any, document: Any, *, source: Path) -> Any:
-    try:
-        known = {name: document[name] for name in kind.__dataclass_fields__ if name in document}
-        return kind(**known)
-    except TypeError as error:
-        raise RecordError(f"{source} lacks a field: {error}") from None

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from vllm_tagma.errors import TagmaError
 from vllm_tagma.lab.bench_serve import commands, dataset, identity, preflight, record, workload
 from vllm_tagma.lab.bench_serve.gpu import Gpu, gpus
-from vllm_tagma.lab.bench_serve.record import RunRecord, SeriesRecord
+from vllm_tagma.lab.bench_serve.record import Plan, RunRecord, SeriesRecord
 from vllm_tagma.lab.bench_serve.serve_plan import Run, TimeLeft, differences, runs_of
 from vllm_tagma.lab.bench_serve.serve_run import Context, execute
 from vllm_tagma.lab.bench_serve.serve_settings import Settings
@@ -44,7 +46,7 @@ def measure(settings: Settings, *, output: Path, resume: bool, say: Say) -> list
     missing = preflight.problems(settings, output=output, gpus=found)
     if missing:
         raise preflight.PreflightError(missing)
-    plan = {"settings": settings.to_json(), "facts": identity.facts(settings, found)}
+    plan = Plan(settings=settings.to_json(), facts=identity.facts(settings, found))
     series = _open(output, plan, resume=resume, say=say)
     runs = runs_of(settings)
     series.runs = [run.name for run in runs]
@@ -81,7 +83,7 @@ def _check_output(output: Path, *, resume: bool) -> None:
         )
 
 
-def _open(output: Path, plan: dict[str, Any], *, resume: bool, say: Say) -> SeriesRecord:
+def _open(output: Path, plan: Plan, *, resume: bool, say: Say) -> SeriesRecord:
     """The series on disk if it is this one, else a new one."""
     if not resume:
         output.mkdir(parents=True, exist_ok=True)
@@ -92,7 +94,7 @@ def _open(output: Path, plan: dict[str, Any], *, resume: bool, say: Say) -> Seri
             environment={},
         )
     series = record.read_series(output)
-    changed = differences(series.plan, plan)
+    changed = differences(asdict(series.plan), asdict(plan))
     if changed:
         lines = "\n  ".join(changed)
         raise SeriesError(

@@ -13,7 +13,8 @@ import typer
 from vllm_tagma.errors import ConfigError, TagmaError
 from vllm_tagma.lab.bench_serve.process import Interrupted, interruptible
 from vllm_tagma.lab.bench_serve.serve_settings import (
-    FIELDS,
+    HELP,
+    TYPES,
     Settings,
     flag_of,
     option_type,
@@ -124,10 +125,10 @@ def _signature(function: Callable[..., None]) -> Callable[..., None]:
             False,
         ),
     }
-    for name, field in FIELDS.items():
+    for name, text in HELP.items():
         flag = flag_of(name)
-        switch = f"{flag}/--no-{flag.removeprefix('--')}" if field.type == "bool" else flag
-        option = typer.Option(switch, help=field.metadata["help"], show_default=False)
+        switch = f"{flag}/--no-{flag.removeprefix('--')}" if TYPES[name] is bool else flag
+        option = typer.Option(switch, help=text, show_default=False)
         own[name] = (Annotated[option_type(name), option], None)
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [

@@ -13,11 +13,16 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from vllm_tagma.errors import TagmaError
 from vllm_tagma.lab.bench_serve.record import RunRecord, StageRecord
 from vllm_tagma.lab.bench_serve.serve_settings import BACKENDS
 
 GAIN, PARITY, LOSS = "gain", "parity within noise", "loss"
 UNKNOWN = "not measured"
+
+
+class CompareError(TagmaError, RuntimeError):
+    """scipy is not installed."""
 
 
 class Measure(NamedTuple):
@@ -144,12 +149,15 @@ def _values(
 
 
 def interval_of(tagma: Sequence[float], paged: Sequence[float], *, level: float) -> Interval | None:
-    """The interval of the ratios; None without two pairs, or with a value that is not positive."""
+    """The interval of the ratios; None without two pairs, or with a value that is not positive.
+
+    Raises :class:`CompareError` without scipy.
+    """
     if len(tagma) < 2 or min(*tagma, *paged) <= 0:
         return None
     logs = [math.log(ours / theirs) for ours, theirs in zip(tagma, paged, strict=True)]
     mean, pairs = statistics.fmean(logs), len(logs)
-    half = t_quantile((1.0 + level) / 2.0, pairs - 1) * statistics.stdev(logs) / math.sqrt(pairs)
+    half = _t(level, pairs) * statistics.stdev(logs) / math.sqrt(pairs)
     return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half), pairs)
 
 
@@ -181,8 +189,7 @@ def interval_at(interval: Interval, level: float, other: float) -> Interval:
     """The interval of the same ratios at another level."""
     if interval.low == interval.high:
         return interval
-    freedom = interval.pairs - 1
-    factor = t_quantile((1 + other) / 2, freedom) / t_quantile((1 + level) / 2, freedom)
+    factor = _t(other, interval.pairs) / _t(level, interval.pairs)
     mean = math.log(interval.ratio)
     half = (math.log(interval.high) - mean) * factor
     return Interval(interval.ratio, math.exp(mean - half), math.exp(mean + half), interval.pairs)
@@ -212,30 +219,13 @@ def overall(found: Sequence[Verdict]) -> str:
     return next((word for word in (LOSS, GAIN) if word in words), PARITY)
 
 
-def t_quantile(share: float, freedom: int) -> float:
-    """Quantile of Student's t for ``share`` >= 0.5, by bisection of its distribution function."""
-    if not 0.5 <= share < 1.0 or freedom < 1:
-        raise ValueError(f"t quantile {share} with {freedom} degrees of freedom")
-    low, high = 0.0, 1.0
-    while _t_distribution(high, freedom) < share:
-        low, high = high, high * 2.0
-    for _ in range(100):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if _t_distribution(middle, freedom) < share else (low, middle)
-    return (low + high) / 2.0
-
-
-def _t_distribution(t: float, freedom: int) -> float:
-    """P(T <= t) for t >= 0 and whole degrees of freedom: Abramowitz and Stegun 26.7.3, 26.7.4."""
-    angle = math.atan2(t, math.sqrt(freedom))
-    cos2 = math.cos(angle) ** 2
-    odd = freedom % 2 == 1
-    term = math.cos(angle) if odd else 1.0
-    total = 0.0
-    for k in range(3 if odd else 2, freedom + 1, 2):
-        total += term
-        term *= cos2 * (k - 1) / k
-    inside = math.sin(angle) * total
-    if odd:
-        inside = 2.0 / math.pi * (angle + inside)
-    return 0.5 + inside / 2.0
+def _t(level: float, pairs: int) -> float:
+    """How many standard errors an interval of ``level`` over ``pairs`` extends to either side."""
+    try:
+        from scipy.special import stdtrit
+    except ImportError:
+        raise CompareError(
+            "Student's t of the intervals is scipy's, which is not installed; "
+            "install it with: pip install 'vllm-tagma[bench]'"
+        ) from None
+    return float(stdtrit(pairs - 1, (1.0 + level) / 2.0))

@@ -87,7 +87,7 @@ def slots_of(name: str, batch: Batch) -> Workload:
 
     def by_ranges() -> torch.Tensor:
         return slot_mapping.compute_slot_mappings(
-            batch.tables.tables,
+            batch.tables,
             *batch_arguments,
             block_sizes=batch.block_sizes,
             enabled=enabled,
@@ -103,7 +103,7 @@ def tables_of(name: str, batch: Batch) -> Workload:
     table = batch.block_table(0, width=width)
     requests = batch.idx_mapping.shape[0]
     out = torch.zeros((requests, width), dtype=torch.int32, device=table.device)
-    tables = batch.tables.tables
+    tables = batch.tables
 
     def by_copy() -> torch.Tensor:
         return paged.gather_block_tables(

@@ -89,7 +89,7 @@ def slot_mapping_of(compute: Callable[..., torch.Tensor], batch: Batch) -> torch
     device = batch.positions.device
     out = torch.full((groups, batch.num_tokens + 1100), STALE, dtype=torch.int64, device=device)
     return compute(
-        batch.tables.tables,
+        batch.tables,
         batch.idx_mapping,
         batch.query_start_loc,
         batch.positions,
@@ -107,7 +107,7 @@ def expansion_of(
     rows = batch.idx_mapping.shape[0] + padding
     out = torch.full((rows + 1, width), STALE, dtype=torch.int32, device=batch.positions.device)
     expand(
-        batch.tables.tables,
+        batch.tables,
         batch.idx_mapping,
         group=group,
         num_rows=rows,
@@ -123,17 +123,16 @@ def on_host(batch: Batch) -> Batch:
         name: getattr(batch, name).cpu()
         for name in ("idx_mapping", "query_start_loc", "positions", "block_sizes")
     }
-    return Batch(rows=batch.rows, tables=batch.tables.host_copy(), **fields)
+    return Batch(rows=batch.rows, tables=batch.tables.on_host(), **fields)
 
 
 def check_case(case: int, *, device: str) -> None:
     """Runs both kernels of a case on ``device``. Raises ``AssertionError`` where they differ."""
     batch = batch_of(case, device=device)
     host = on_host(batch)
-    batch.tables.check_invariants()
     for group, rows in enumerate(batch.rows):
         for row, ids in enumerate(rows):
-            found = kernel_reference.decode(host.tables.tables, group=group, row=row).tolist()
+            found = kernel_reference.decode(host.tables, group=group, row=row).tolist()
             assert found == ids, f"group {group}, row {row}: the ranges hold other ids"
     found = slot_mapping_of(slot_mapping.compute_slot_mappings, batch).cpu()
     _compare("slots", found, slot_mapping_of(kernel_reference.compute_slot_mappings, host))
@@ -154,8 +153,8 @@ def check_graph(*, device: str) -> None:
     def step(mapping: Any, expand: Any, on: Batch, slots: torch.Tensor, ids: torch.Tensor) -> None:
         given = (on.idx_mapping, on.query_start_loc, on.positions)
         switch = enabled.to(on.positions.device)
-        mapping(on.tables.tables, *given, block_sizes=on.block_sizes, enabled=switch, out=slots)
-        expand(on.tables.tables, given[0], group=0, num_rows=len(ids), out=ids, block_size=16)
+        mapping(on.tables, *given, block_sizes=on.block_sizes, enabled=switch, out=slots)
+        expand(on.tables, given[0], group=0, num_rows=len(ids), out=ids, block_size=16)
 
     kernels = (slot_mapping.compute_slot_mappings, expansion.expand_block_tables)
     step(*kernels, batch, out, table)
@@ -163,8 +162,8 @@ def check_graph(*, device: str) -> None:
     with torch.cuda.graph(graph):
         step(*kernels, batch, out, table)
     for i, row in enumerate(batch.idx_mapping.tolist()):
-        batch.tables.append(row, [list(range(9000 + 100 * i, 9050 + 100 * i))], overwrite=True)
-    batch.tables.apply_staged_writes()
+        ids = range(9000 + 100 * i, 9050 + 100 * i)
+        batch.tables.send([kernel_reference.row_write(ids, group=0, row=row)])
     out.fill_(STALE)
     table.fill_(STALE)
     graph.replay()

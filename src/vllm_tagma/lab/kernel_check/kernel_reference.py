@@ -7,28 +7,25 @@ GPU check compare the kernels with it; nothing in a serving process imports it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from vllm_tagma.kernels.range_tables import HEADER, NULL_BLOCK, PAD_SLOT_ID, RangeTables
+from vllm_tagma.kernels.device_range_tables import HEADER, DeviceRangeTables, RowWrite
+from vllm_tagma.ranges import NULL_BLOCK, PAD_SLOT_ID, encode
 
 
-def encode(block_ids: Sequence[int]) -> list[tuple[int, int]]:
-    """The (start, length) of each range of a row of ids; null blocks form ranges of their own."""
-    ranges: list[tuple[int, int]] = []
-    for block_id in block_ids:
-        if ranges:
-            start, length = ranges[-1]
-            if block_id == (NULL_BLOCK if start == NULL_BLOCK else start + length):
-                ranges[-1] = (start, length + 1)
-                continue
-        ranges.append((block_id, 1))
-    return ranges
+def row_write(block_ids: Sequence[int], *, group: int, row: int, first_range: int = 0) -> RowWrite:
+    """What makes a row of the device tables hold these ids, sent from ``first_range`` on."""
+    ranges = encode(block_ids)
+    cums = [0, *accumulate(r.num_blocks for r in ranges)][:-1]
+    sent = [r.start for r in ranges[first_range:]] + cums[first_range:]
+    return RowWrite(group, row, first_range, len(block_ids), np.array(sent, dtype=np.int32))
 
 
-def decode(tables: RangeTables, *, group: int, row: int) -> npt.NDArray[np.int64]:
+def decode(tables: DeviceRangeTables, *, group: int, row: int) -> npt.NDArray[np.int64]:
     """The block ids of a row."""
     n = int(tables.num_ranges[group, row])
     starts = tables.range_start[group, row, :n].tolist()
@@ -41,7 +38,7 @@ def decode(tables: RangeTables, *, group: int, row: int) -> npt.NDArray[np.int64
 
 
 def compute_slot_mappings(
-    tables: RangeTables,
+    tables: DeviceRangeTables,
     idx_mapping: torch.Tensor,
     query_start_loc: torch.Tensor,
     positions: torch.Tensor,
@@ -69,7 +66,7 @@ def compute_slot_mappings(
 
 
 def expand_block_tables(
-    tables: RangeTables,
+    tables: DeviceRangeTables,
     idx_mapping: torch.Tensor,
     *,
     group: int,
@@ -94,8 +91,8 @@ def expand_block_tables(
     return out[:num_rows]
 
 
-def write_rows(tables: RangeTables, packed: torch.Tensor, num_writes: int) -> None:
-    """As ``range_tables.write_rows``."""
+def write_rows(tables: DeviceRangeTables, packed: torch.Tensor, num_writes: int) -> None:
+    """As ``device_range_tables.write_rows``."""
     rows = tables.num_blocks.shape[1]
     data = packed.cpu().numpy()
     for flat, first, count, num_ranges, num_blocks, begin in data[: num_writes * HEADER].reshape(

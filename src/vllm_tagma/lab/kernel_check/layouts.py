@@ -13,7 +13,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from vllm_tagma.kernels.range_tables import NULL_BLOCK, DeviceRangeTables
+from vllm_tagma.kernels.device_range_tables import DeviceRangeTables, RowWrite
+from vllm_tagma.lab.kernel_check.kernel_reference import row_write
+from vllm_tagma.ranges import NULL_BLOCK, encode
 
 Mix = Literal["prefill", "decode", "mixed"]
 
@@ -104,8 +106,10 @@ def draw_batch(
     rng = np.random.default_rng(seed)
     num_rows = requests + 3
     low, high = (num_ranges, num_ranges) if isinstance(num_ranges, int) else num_ranges
-    tables = DeviceRangeTables(groups=len(block_sizes), rows=num_rows, device=device)
+    tables = DeviceRangeTables.empty(groups=len(block_sizes), rows=num_rows, device=device)
     rows: list[list[list[int]]] = [[] for _ in block_sizes]
+    heads: list[RowWrite] = []
+    wholes: list[RowWrite] = []
     for row in range(num_rows):
         for group in range(len(block_sizes)):
             n = int(rng.integers(low, high + 1))
@@ -120,14 +124,15 @@ def draw_batch(
                     nulls=nulls,
                 )
             )
-        # In two pieces, as a request grows: the second may extend the last range of the first.
-        whole = [rows[group][row] for group in range(len(block_sizes))]
-        cuts = [int(rng.integers(0, len(ids) + 1)) for ids in whole]
-        tables.append(row, [i[:c] for i, c in zip(whole, cuts, strict=True)], overwrite=True)
-        if rng.integers(8) == 0:  # else both pieces are applied as one write
-            tables.apply_staged_writes()
-        tables.append(row, [i[c:] for i, c in zip(whole, cuts, strict=True)])
-    tables.apply_staged_writes()
+            # In two pieces, as a request grows: the second write sends no range that the first one
+            # sent, and may make its last one longer.
+            ids = rows[group][row]
+            head = ids[: int(rng.integers(0, len(ids) + 1))]
+            known = len(encode(head))
+            heads.append(row_write(head, group=group, row=row))
+            wholes.append(row_write(ids, group=group, row=row, first_range=known))
+    tables.send(heads)
+    tables.send(wholes)
 
     index = rng.permutation(num_rows)[:requests]
     capacity = [

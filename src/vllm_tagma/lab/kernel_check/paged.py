@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_tagma.kernels.range_tables import PAD_SLOT_ID
+from vllm_tagma.ranges import PAD_SLOT_ID
 
 TILE = 1024
 

@@ -71,19 +71,15 @@ def convert(
 
 def _one_a_line(source: Source) -> bool:
     """Whether each line is an entry of its own: JSONL, even if the first lines are broken."""
-    first, second = "", ""
-    for number, (_, line) in enumerate(islice(source.lines(), _PROBED)):
-        if number == 0:
-            first = line
-        elif number == 1:
-            second = line
-        # Inside of a spread-out value, whole objects are indented or end with a comma; but for the
-        # last one of a list that is not indented.
-        if line[0] == "{" and _parses(line) and not (first[0] == "[" and not _parses(first)):
-            return True
-    if not first or first.lstrip()[0] not in "[{":
+    head = [line for _, line in islice(source.lines(), _PROBED)]
+    if not head or head[0].lstrip()[0] not in "[{":
         return True
-    return bool(second) and _parses(first)
+    # Inside of a spread-out value, whole objects are indented or end with a comma; but for the last
+    # one of a list that is not indented.
+    whole = sum(line[0] == "{" and _parses(line) for line in head)
+    if whole >= (2 if head[0].lstrip()[0] == "[" else 1):
+        return True
+    return len(head) > 1 and _parses(head[0])
 
 
 def _parses(line: str) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vllm_tagma.lab import json_file
 from vllm_tagma.lab.replay.counters import Counters, Times
 from vllm_tagma.lab.replay.replay_settings import Settings
 from vllm_tagma.lab.replay.trace import BadLine, Trace
@@ -67,8 +67,8 @@ class Result:
         }
 
     def write(self, path: Path) -> None:
-        """Writes the file. Raises OSError."""
-        path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
+        """Writes the file, whole or not at all. Raises OSError."""
+        json_file.write(self.as_json(), path)
 
 
 def _bad(line: BadLine) -> dict[str, str]:

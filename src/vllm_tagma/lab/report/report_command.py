@@ -39,7 +39,7 @@ def write_report(files: list[Path], output: Path) -> list[Path]:
     """Writes ``report.html``, ``report.md`` and ``figures/*.svg``; returns the first two.
 
     Raises ``ResultError`` for a file that is no result, ``RecordError`` for a folder that is no
-    series, ``ChartError`` without matplotlib.
+    series, ``ChartError`` without matplotlib, ``CompareError`` without scipy.
     """
     series = [path for path in files if path.is_dir()]
     if series:

@@ -289,9 +289,7 @@ def _distributions(data: SeriesData) -> Section | None:
 def _machine(series: SeriesRecord) -> Section:
     rows = [[key, prose.readable(value)] for key, value in prose.leaves(series.environment)]
     rows += [[f"setting.{key}", prose.readable(value)] for key, value in series.settings.items()]
-    rows += [
-        [f"identity.{key}", prose.readable(value)] for key, value in series.plan["facts"].items()
-    ]
+    rows += [[f"identity.{key}", prose.readable(value)] for key, value in series.plan.facts.items()]
     rows.append(["command", series.command])
     return Section(
         title="Machine, versions, settings",

@@ -21,7 +21,7 @@ def write_series_report(folder: Path, output: Path) -> tuple[list[Path], str]:
     """Writes ``report.html``, ``report.md`` and ``figures/`` of the series in ``folder``.
 
     Returns the first two and the verdict in one line. Raises ``RecordError`` for a folder that
-    holds no series, ``ChartError`` without matplotlib.
+    holds no series, ``CompareError`` without scipy, ``ChartError`` without matplotlib.
     """
     data = read(folder)
     return write_document(serve_content.build(data), output), serve_content.verdict_line(data)

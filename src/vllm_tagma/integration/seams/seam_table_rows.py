@@ -1,4 +1,4 @@
-"""The seams of block moves: how copies and rewritten rows reach a runner.
+"""The seams of row updates and block copies: how changed rows and moved blocks reach a runner.
 
 How to read an entry: ``seam.py``. Where these calls stand inside a step is read from vLLM's
 sources as well, by ``tests/plugin/test_step_order.py``.
@@ -13,16 +13,27 @@ from vllm_tagma.integration.seams.seam import Seam
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _COPY = "copy_kv_cache_blocks_inplace"
-_ROW_CHANGES = "vLLM's scheduler output can say that the blocks of a running request have changed"
+_ROW_CHANGES = "vLLM's scheduler output can carry ranges and say that a running row has changed"
 _COPIES = "vLLM documents that block copies of a step read all sources first"
 
-MOVE_SEAMS: Final[tuple[Seam, ...]] = (
+ROW_SEAMS: Final[tuple[Seam, ...]] = (
     Seam(
         target="vllm.v1.core.sched.scheduler:Scheduler.schedule",
         kind="subclass",
         room="scheduler",
-        why="its output gets the row moves of the same step (scheduler.py, row_moves.py)",
+        why="its output gets the row updates of the same step (scheduler.py, row_updates.py)",
         expected="(self, throttle_prefills=False) -> SchedulerOutput",
+        remove_when=_ROW_CHANGES,
+    ),
+    Seam(
+        target="vllm.v1.core.sched.scheduler:Scheduler._make_cached_request_data",
+        callee="CachedRequestData",
+        kind="contract",
+        room="scheduler",
+        why="names the requests that were resumed or, on V1, sat out a step: their whole row is "
+        "sent (row_updates.py)",
+        expected="(req_ids=, resumed_req_ids=, new_token_ids=, all_token_ids=, new_block_ids=, "
+        "num_computed_tokens=, num_output_tokens=)",
         remove_when=_ROW_CHANGES,
     ),
     Seam(
@@ -30,7 +41,7 @@ MOVE_SEAMS: Final[tuple[Seam, ...]] = (
         bases=True,
         kind="subclass",
         room="scheduler",
-        why="TagmaSchedulerOutput adds a field to this dataclass (row_moves.py)",
+        why="its instances become TagmaSchedulerOutput, which adds a field (row_updates.py)",
         expected="()",
         remove_when=_ROW_CHANGES,
     ),
@@ -74,7 +85,7 @@ MOVE_SEAMS: Final[tuple[Seam, ...]] = (
         target=f"{_RUNNER_V1}._update_states",
         kind="subclass",
         room="worker",
-        why="moved rows are rewritten before it (worker_v1.py)",
+        why="while it runs, the block tables know the step's row updates (worker_v1.py)",
         expected="(self, scheduler_output) -> Callable | None",
         remove_when=_ROW_CHANGES,
     ),
@@ -83,15 +94,31 @@ MOVE_SEAMS: Final[tuple[Seam, ...]] = (
         callee="self._update_states",
         kind="contract",
         room="worker",
-        why="every step, also one without tokens, must pass through the method above",
+        why="every step, also one without tokens, must pass through it",
         expected="(*1)",
+        remove_when=_ROW_CHANGES,
+    ),
+    Seam(
+        target="vllm.v1.worker.gpu_input_batch:InputBatch.req_ids",
+        kind="contract",
+        room="worker",
+        why="says which request a table row belongs to when it is written (worker_v1.py)",
+        expected="@property (self) -> list[str]",
         remove_when=_ROW_CHANGES,
     ),
     Seam(
         target=f"{_RUNNER_V2}.add_requests",
         kind="subclass",
         room="worker_v2",
-        why="moved rows are rewritten before it (worker_v2.py)",
+        why="from here on the block tables know the step's row updates (worker_v2.py)",
+        expected="(self, scheduler_output) -> None",
+        remove_when=_ROW_CHANGES,
+    ),
+    Seam(
+        target=f"{_RUNNER_V2}.update_requests",
+        kind="subclass",
+        room="worker_v2",
+        why="behind it rows that moved and got no block are written (worker_v2.py)",
         expected="(self, scheduler_output) -> None",
         remove_when=_ROW_CHANGES,
     ),
@@ -100,7 +127,7 @@ MOVE_SEAMS: Final[tuple[Seam, ...]] = (
         callee="self.add_requests",
         kind="contract",
         room="worker_v2",
-        why="every step, also one without tokens, must pass through the method above",
+        why="every step, also one without tokens, must pass through it",
         expected="(*1)",
         remove_when=_ROW_CHANGES,
     ),
@@ -108,7 +135,7 @@ MOVE_SEAMS: Final[tuple[Seam, ...]] = (
         target="vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor.stage_write",
         kind="contract",
         room="worker_v2",
-        why="rewrites the row of ids of a moved request, which debug_slots compares with",
+        why="writes the rows of ids, which debug_slots compares with",
         expected="(self, index, start, x) -> None",
         remove_when=_ROW_CHANGES,
     ),
