@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vllm_tagma.lab.replay import format_pieces, formats, loads
+from vllm_tagma.lab.replay import field_names, format_pieces, formats, loads
+from vllm_tagma.lab.replay.hashes import block_hashes
 from vllm_tagma.lab.replay.replay_command import SHIPPED
-from vllm_tagma.lab.replay.trace import BadLine, Piece, TraceError
+from vllm_tagma.lab.replay.trace import BadLine, Piece, Reading, TraceError
+from vllm_tagma.lab.replay.trace_source import Source
 
 if TYPE_CHECKING:
     from conftest import Write
@@ -94,6 +96,19 @@ def test_pieces(write: Write) -> None:
     assert second.arrival == 9.5
 
 
+def test_a_content_that_is_no_character_can_be_hashed(write: Write) -> None:
+    """JSON can write half of a surrogate pair."""
+    entry = '{"prompt": [["\\ud800", 40], ["\\ud801", 40]], "output": 4}'
+    (request,) = formats.read(write(entry), strict=True).requests
+    assert len(set(block_hashes(request.prompt, 16))) == 5
+    assert request.prompt[0].content != request.prompt[1].content
+
+
+def test_of_equal_names_the_first_counts() -> None:
+    assert field_names.find(["x", "A_b", "a b"], ("ab",)) == "A_b"
+    assert field_names.find(["isl", "input_length"], field_names.PROMPT) == "input_length"
+
+
 def test_format_wins_over_content(write: Write) -> None:
     with pytest.raises(TraceError, match=r"no valid request.*lacks the columns.*read as azure"):
         formats.read(write(lines(MOONCAKE)), kind="azure")
@@ -164,7 +179,9 @@ def test_limit_counts_requests_and_stops_reading(write: Write) -> None:
 
 @pytest.mark.parametrize("text", ["", "hello\n", "[]", '{"a": 1}\n'])
 def test_unknown_content_names_the_formats(write: Write, text: str) -> None:
-    with pytest.raises(TraceError, match=r"none of the formats mooncake, azure, sharegpt, tagma"):
+    with pytest.raises(
+        TraceError, match=r"none of the formats mooncake, azure, burstgpt, share.*, tagma"
+    ):
         formats.read(write(text))
 
 
@@ -180,7 +197,7 @@ def test_unreadable_files(write: Write) -> None:
     with pytest.raises(TraceError, match="cannot be read"):
         formats.read(path.parent)
     path.write_bytes(b"\xff\xfe\x00")
-    for kind in (None, "mooncake", "azure", "sharegpt", "tagma"):
+    for kind in (None, *formats.PARSERS):
         with pytest.raises(TraceError, match="cannot be read"):
             formats.read(path, kind=kind)
 
@@ -205,7 +222,8 @@ def test_our_format_reads_back_what_it_wrote() -> None:
 
 
 def test_bad_lines_and_requests_keep_the_order_of_the_file(write: Write) -> None:
-    items = list(format_pieces.parse(write(lines(PIECES[0], "x", PIECES[1]))))
+    with Source(write(lines(PIECES[0], "x", PIECES[1]))) as source:
+        items = list(format_pieces.parse(source, Reading()))
     assert [type(item) is BadLine for item in items] == [False, True, False]
     # The index of the parent counts requests, not lines.
     assert items[2].after == 0

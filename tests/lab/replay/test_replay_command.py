@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from vllm_tagma.cli import app
+from vllm_tagma.lab.replay import formats
+from vllm_tagma.lab.replay.replay_command import Format
 
 if TYPE_CHECKING:
     from conftest import Write
@@ -18,8 +21,9 @@ if TYPE_CHECKING:
 LINE = json.dumps({"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]})
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["replay", *map(str, arguments)], env={"COLUMNS": "100"})
+def run(*arguments: object, stdin: bytes | None = None) -> Result:
+    words = ["replay", *map(str, arguments)]
+    return CliRunner().invoke(app, words, env={"COLUMNS": "100"}, input=stdin)
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +137,36 @@ def test_bad_lines_are_reported_and_skipped(write: Write) -> None:
         (["--compaction", "sometimes"], "sometimes"),
         (["--limit", "0"], "greater than or equal to 1"),
         (["--format", "csv"], "csv"),
+        (["--format", "azure"], "--format and --trace-block-size need a TRACE"),
+        (["--trace-block-size", "0"], "greater than or equal to 1"),
+        (["--load", "chat", "--trace-block-size", "16"], "no --trace-block-size"),
     ],
 )
 def test_wrong_options(arguments: list[str], reason: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert reason in " ".join(result.output.split())
+
+
+def test_a_trace_from_a_pipe_and_what_was_assumed_of_it() -> None:
+    """Reading only: the pool is too small on purpose."""
+    lines = "".join(
+        json.dumps({"input_length": n, "output_length": 5, "hash_ids": list(range(-(-n // 16)))})
+        + "\r\n"
+        for n in (100, 230)
+    )
+    result = run("-", "--memory", 1, stdin=gzip.compress(lines.encode("utf-16")))
+    assert "standard input: a hash id covers 16 tokens, as the lengths say" in result.output
+    assert "gives a pool of 1 blocks" in result.output
+    result = run("-", "--memory", 1, "--trace-block-size", 8, stdin=lines.encode())
+    assert result.exit_code == 2
+    reason = "line 1: has 7 hash_ids for input_length 100, which is 13 blocks of 8 tokens"
+    assert f"standard input has no valid request (2 bad lines; the first: {reason}" in result.output
+    assert isinstance(result.exception, SystemExit), "not a traceback"
+
+
+def test_the_option_knows_every_format() -> None:
+    assert [kind.value for kind in Format] == list(formats.PARSERS)
 
 
 def test_what_does_not_fit_is_said(write: Write) -> None:

@@ -11,29 +11,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from vllm_tagma.lab.replay.json_fields import (
-    FieldError,
-    checked,
-    first_object,
-    integer,
-    json_lines,
-    seconds,
-)
-from vllm_tagma.lab.replay.trace import BadLine, Piece, TraceRequest
+from vllm_tagma.lab.replay import json_records
+from vllm_tagma.lab.replay.json_fields import FieldError, checked, integer, seconds, shown
+from vllm_tagma.lab.replay.trace import BadLine, Piece, Reading, TraceRequest
+from vllm_tagma.lab.replay.trace_source import Source
 
 _FIELDS = {"id", "arrival", "prompt", "output", "max_tokens", "abort_after", "after"}
 
 
-def detect(head: str) -> bool:
-    """True for a file whose first object has a prompt of pieces."""
-    entry = first_object(head)
-    return entry is not None and {"prompt", "output"} <= entry.keys()
+def matches(entry: dict[str, Any]) -> bool:
+    """True for an object with a prompt of pieces."""
+    return {"prompt", "output"} <= entry.keys()
 
 
-def parse(path: Path) -> Iterator[TraceRequest | BadLine]:
+def parse(source: Source, _: Reading) -> Iterator[TraceRequest | BadLine]:
     """The requests and bad lines of a file, in order."""
     seen: dict[str, int] = {}
 
@@ -43,7 +36,7 @@ def parse(path: Path) -> Iterator[TraceRequest | BadLine]:
             seen[request.output] = count
         return request
 
-    return json_lines(path, convert)
+    return json_records.convert(source, convert)
 
 
 def dump(request: TraceRequest, requests: Sequence[TraceRequest]) -> str:
@@ -67,18 +60,22 @@ def _request(entry: dict[str, Any], place: str, seen: dict[str, int]) -> TraceRe
     name, after = entry.get("id"), entry.get("after")
     for field, value in (("id", name), ("after", after)):
         if value is not None and not isinstance(value, str):
-            raise FieldError(f"{field} is {value!r}, not a string")
+            raise FieldError(f"{field} is {shown(value)}, not a string; put it in quotes")
     if name is not None and name in seen:
-        raise FieldError(f"id {name!r} stands on an earlier line already")
+        raise FieldError(f"id {shown(name)} stands on an earlier line already; give each its own")
     if after is not None and after not in seen:
-        raise FieldError(f"after is {after!r}, which no earlier line has as its id")
+        raise FieldError(
+            f"after is {shown(after)}, which no earlier line has as its id; order the lines"
+        )
     output = integer(entry, "output")
     limit = entry.get("max_tokens")
     if limit is not None and checked(limit, "max_tokens") < output:
-        raise FieldError(f"max_tokens is {limit}, less than the output of {output}")
+        raise FieldError(f"max_tokens is {limit}, less than the output of {output}; raise it")
     abort = entry.get("abort_after")
     if abort is not None and checked(abort, "abort_after", least=0) >= output:
-        raise FieldError(f"abort_after is {abort}, not before the end of the output of {output}")
+        raise FieldError(
+            f"abort_after is {abort}, not before the end of the output of {output}; lower it"
+        )
     return TraceRequest(
         place=place,
         prompt=_pieces(entry.get("prompt")),
@@ -93,10 +90,15 @@ def _request(entry: dict[str, Any], place: str, seen: dict[str, int]) -> TraceRe
 
 def _pieces(value: object) -> tuple[Piece, ...]:
     if not isinstance(value, list) or not value:
-        raise FieldError("prompt is missing or no list of [content, tokens]")
+        raise FieldError("prompt is missing or no list of [content, tokens]; write it as one")
     pieces = []
     for item in value:
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
-            raise FieldError(f"prompt has {item!r}, not [content, tokens]")
-        pieces.append(Piece(item[0], checked(item[1], f"tokens of {item[0]!r}")))
+            raise FieldError(f"prompt has {shown(item)}, not [content, tokens]; write it so")
+        pieces.append(Piece(_content(item[0]), checked(item[1], f"tokens of {shown(item[0])}")))
     return tuple(pieces)
+
+
+def _content(name: str) -> str:
+    """A name that can be hashed: JSON can write half of a surrogate pair, which is no character."""
+    return name.encode("utf-8", "backslashreplace").decode()

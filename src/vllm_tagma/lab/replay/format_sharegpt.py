@@ -1,41 +1,38 @@
-"""ShareGPT's JSON: a list of ``{"id", "conversations": [{"from": "human" | "gpt", "value"}]}``.
+"""Conversations: ShareGPT, LMSYS-Chat, WildChat, and lists of OpenAI's messages.
 
-Each answer is a request; its prompt is all messages before it. There is no tokenizer at hand: a
-message counts as one token per four bytes of UTF-8, rounded up, which is close for English text
-and too few for most others. Equal text is equal content.
+    {"id": ..., "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}]}
+    {"conversation_id": ..., "conversation": [{"role": "user", "content": "..."}, ...]}
+
+Each answer is a request; its prompt is all messages before it. Equal text is equal content.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from vllm_tagma.lab.replay import json_records
 from vllm_tagma.lab.replay.json_fields import FieldError
-from vllm_tagma.lab.replay.trace import BadLine, Piece, TraceError, TraceRequest
+from vllm_tagma.lab.replay.text_pieces import named
+from vllm_tagma.lab.replay.trace import BadLine, Piece, Reading, TraceRequest
+from vllm_tagma.lab.replay.trace_source import Source
 
-BYTES_PER_TOKEN = 4
-_ANSWERS = ("gpt", "chatgpt", "bing", "bard", "assistant")
-
-
-def detect(head: str) -> bool:
-    """True for a JSON list whose first entries hold conversations."""
-    return head.lstrip("\ufeff \t\r\n").startswith("[") and '"conversations"' in head
+_LISTS = ("conversations", "conversation", "messages")
+_ANSWERS = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
 
 
-def parse(path: Path) -> Iterator[TraceRequest | BadLine]:
+def matches(entry: dict[str, Any]) -> bool:
+    """True for an object that holds a list of messages."""
+    return any(isinstance(entry.get(name), list) for name in _LISTS)
+
+
+def parse(source: Source, _: Reading) -> Iterator[TraceRequest | BadLine]:
     """The requests and bad entries of a file, in order."""
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise TraceError(f"{path} is not JSON: {error}") from None
-    if not isinstance(entries, list):
-        raise TraceError(f"{path} is {type(entries).__name__}, not a list of conversations")
     count = 0
-    for number, entry in enumerate(entries, 1):
-        place = f"entry {number}"
+    for place, entry, reason in json_records.records(source):
+        if entry is None:
+            yield BadLine(place, reason)
+            continue
         try:
             messages = _messages(entry)
         except FieldError as error:
@@ -46,26 +43,27 @@ def parse(path: Path) -> Iterator[TraceRequest | BadLine]:
             yield request
 
 
-def _messages(entry: Any) -> list[tuple[bool, Piece]]:
+def _messages(entry: dict[str, Any]) -> list[tuple[bool, Piece]]:
     """The pieces of a conversation, each with whether the model wrote it."""
-    conversations = entry.get("conversations") if isinstance(entry, dict) else None
-    if not isinstance(conversations, list) or not conversations:
-        raise FieldError("has no list of conversations")
+    found = next((entry[name] for name in _LISTS if isinstance(entry.get(name), list)), None)
+    if not found:
+        raise FieldError("has no list of conversations; remove it")
     messages = []
-    for number, message in enumerate(conversations, 1):
+    for number, message in enumerate(found, 1):
         if not isinstance(message, dict):
-            raise FieldError(f"message {number} is no object")
-        sender, text = message.get("from"), message.get("value")
+            raise FieldError(f"message {number} is no object; write its sender and its text")
+        sender = message.get("from", message.get("role"))
+        text = message.get("value", message.get("content"))
         if not isinstance(sender, str) or not isinstance(text, str):
-            raise FieldError(f"message {number} lacks 'from' or 'value'")
-        data = text.encode("utf-8", "surrogatepass")
-        if not data:
-            raise FieldError(f"message {number} is empty")
-        answer = sender.lower() in _ANSWERS
-        content = hashlib.sha256(sender.encode() + b"\0" + data).hexdigest()
-        messages.append((answer, Piece(content, -(-len(data) // BYTES_PER_TOKEN))))
+            raise FieldError(
+                f"message {number} lacks 'from' or 'value' ('role' or 'content'); add them"
+            )
+        piece = named(text, sender)
+        if not piece.tokens:
+            raise FieldError(f"message {number} is empty; remove it, or the conversation")
+        messages.append((sender.lower() in _ANSWERS, piece))
     if not any(answer for answer, _ in messages[1:]):
-        raise FieldError("has no answer of the model after a message")
+        raise FieldError("has no answer of the model after a message; remove it")
     return messages
 
 

@@ -1,81 +1,102 @@
-"""Checked access to the fields of one JSON object, with reasons that name field and value."""
+"""Checked values of one entry of a trace: each refusal names field, value, limit and way out."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import re
+import reprlib
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
-
-from vllm_tagma.lab.replay.trace import BadLine, TraceRequest
 
 MAX_TOKENS = 10_000_000
 """Longer sequences are taken for a mistake: a typing error must not ask for a pool of terabytes."""
+MAX_SECONDS = 1e18
+"""Times beyond are taken for a mistake: differences of such times are no longer numbers."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,4})?", re.ASCII)
 
 
 class FieldError(ValueError):
     """A field is missing or no valid value; the text is the reason that is reported."""
 
 
-def integer(entry: dict[str, Any], name: str, *, least: int = 1, default: int | None = None) -> int:
+class Digits:
+    """An integer of so many digits that it is certainly no length, id or time."""
+
+    def __init__(self, text: str) -> None:
+        self._count = len(text.lstrip("-"))
+
+    def __repr__(self) -> str:
+        return f"a number of {self._count:,} digits"
+
+
+def shown(value: object) -> str:
+    """``value`` for a message: one line, cut short."""
+    return _SHORT.repr(value)
+
+
+def integer(entry: Mapping[str, Any], name: str, *, least: int = 1) -> int:
     """An integer field of at least ``least``. Raises :class:`FieldError`."""
-    value = entry.get(name, default)
+    value = entry.get(name)
     if value is None:
-        raise FieldError(f"{name} is missing")
+        raise FieldError(f"{name} is missing; every request needs it")
     return checked(value, name, least=least)
 
 
 def checked(value: object, name: str, *, least: int = 1) -> int:
-    """``value`` if it is an integer from ``least`` to the limit. Raises :class:`FieldError`."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise FieldError(f"{name} is {value!r}, not an integer")
-    if not least <= value <= MAX_TOKENS:
-        raise FieldError(f"{name} is {value}, not between {least} and {MAX_TOKENS}")
-    return value
+    """``value`` if it is a whole number from ``least`` to the limit. Raises :class:`FieldError`.
 
-
-def seconds(entry: dict[str, Any], name: str, *, scale: float = 1.0) -> float:
-    """A time field in seconds, 0 if it is absent. Raises :class:`FieldError`."""
-    value = entry.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise FieldError(f"{name} is {value!r}, not a time")
-    return value * scale
-
-
-def json_lines(
-    path: Path, convert: Callable[[dict[str, Any], str, int], TraceRequest]
-) -> Iterator[TraceRequest | BadLine]:
-    """Converts each line of a JSONL file. ``convert`` gets the object, its place and the number of
-    requests before it, and raises :class:`FieldError` for a bad line. Empty lines are passed over.
+    ``677.0`` is one: tables that went through pandas have such lengths.
     """
-    count = 0
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            place = f"line {number}"
-            try:
-                entry = json.loads(line)
-                if not isinstance(entry, dict):
-                    raise FieldError(f"is {type(entry).__name__}, not a JSON object")
-                request = convert(entry, place, count)
-            except json.JSONDecodeError as error:
-                yield BadLine(place, f"is not JSON: {error}")
-            except FieldError as error:
-                yield BadLine(place, str(error))
-            else:
-                count += 1
-                yield request
+    if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_SECONDS:
+        value = int(value)
+    if isinstance(value, int | Digits) and not isinstance(value, bool):
+        if isinstance(value, int) and least <= value <= MAX_TOKENS:
+            return value
+        raise FieldError(
+            f"{name} is {shown(value)}, not between {least} and {MAX_TOKENS}; "
+            f"correct it or leave the request out"
+        )
+    raise FieldError(f"{name} is {shown(value)}, not an integer; give it as a number of tokens")
 
 
-def first_object(head: str) -> dict[str, Any] | None:
-    """The JSON object on the first line that holds one, for detection."""
-    for line in head.split("\n")[:20]:
+def number(text: str) -> object:
+    """The number that ``text`` writes; the text itself, for a message, if it writes none."""
+    if not _NUMBER.fullmatch(text):
+        return text
+    if text.isdigit():
+        return int(text) if len(text) < 1000 else Digits(text)
+    return float(text)
+
+
+def seconds(entry: Mapping[str, Any], name: str, *, scale: float = 1.0) -> float:
+    """A time field in seconds, 0 if it is absent. Raises :class:`FieldError`.
+
+    A number counts units of ``scale`` seconds; a text is a date and time, by its UTC offset or
+    else as if it were UTC.
+    """
+    value = entry.get(name)
+    if value is None:
+        return 0.0
+    if isinstance(value, str):
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(entry, dict):
-            return entry
-    return None
+            return timestamp(datetime.fromisoformat(value.strip()))
+        except (ValueError, OverflowError):
+            value = number(value.strip())
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= MAX_SECONDS  # false for NaN as well
+    ):
+        return value * scale
+    raise FieldError(
+        f"{name} is {shown(value)}, not a time; give a number, or a date as 2024-05-10 00:00:00.5"
+    )
+
+
+def timestamp(moment: datetime) -> float:
+    """Seconds since 1970; without an offset the clock is taken for UTC, here and everywhere."""
+    origin = datetime(1970, 1, 1, tzinfo=moment.tzinfo)
+    return (moment - origin).total_seconds()

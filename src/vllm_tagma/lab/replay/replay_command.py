@@ -39,9 +39,15 @@ _BACKENDS: dict[Backends, tuple[Backend, ...]] = {
 
 
 class Format(StrEnum):
+    """The names in ``formats.PARSERS``, which are not imported for a look at the help."""
+
     mooncake = "mooncake"
     azure = "azure"
+    burstgpt = "burstgpt"
     sharegpt = "sharegpt"
+    openai_batch = "openai-batch"
+    vllm_bench = "vllm-bench"
+    vllm_log = "vllm-log"
     tagma = "tagma"
 
 
@@ -77,7 +83,10 @@ _TRACE_SEQS, _LOAD_SEQS, _SHIPPED_SEQS = 64, 128, 16
 def replay(
     trace: Annotated[
         Path | None,
-        typer.Argument(help="Trace file; without one, the small trace that ships with tagma."),
+        typer.Argument(
+            help="Trace file, or - for standard input; without one, the small trace that ships "
+            "with tagma."
+        ),
     ] = None,
     load: Annotated[
         Load | None, typer.Option("--load", help="Generate a load instead of reading a trace.")
@@ -87,6 +96,14 @@ def replay(
     ] = Backends.both,
     kind: Annotated[
         Format | None, typer.Option("--format", help="Format of TRACE (default: by its content).")
+    ] = None,
+    trace_block_size: Annotated[
+        int | None,
+        typer.Option(
+            "--trace-block-size",
+            min=1,
+            help="Prompt tokens that a hash id of TRACE covers (default: found from its lengths).",
+        ),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Requests to replay (default: all).")
@@ -163,8 +180,17 @@ def replay(
     if seqs is None:
         seqs = _LOAD_SEQS if load else _TRACE_SEQS if trace else _SHIPPED_SEQS
     try:
-        found = _trace(trace, load, kind=kind, limit=limit, seed=seed, seqs=seqs, strict=strict)
-        _report_bad_lines(found, verbose=verbose)
+        found = _trace(
+            trace,
+            load,
+            kind=kind,
+            trace_block_size=trace_block_size,
+            limit=limit,
+            seed=seed,
+            seqs=seqs,
+            strict=strict,
+        )
+        _report_reading(found, verbose=verbose)
         settings = Settings(
             block_size=block_size,
             max_num_seqs=seqs,
@@ -202,6 +228,7 @@ def _trace(
     load: Load | None,
     *,
     kind: Format | None,
+    trace_block_size: int | None,
     limit: int | None,
     seed: int,
     seqs: int,
@@ -210,18 +237,30 @@ def _trace(
     from vllm_tagma.lab.replay import formats, loads
 
     if load is not None:
-        if path is not None or kind is not None:
-            raise typer.BadParameter("--load generates the requests: give no TRACE, no --format")
+        if path is not None or kind is not None or trace_block_size is not None:
+            raise typer.BadParameter(
+                "--load generates the requests: give no TRACE, no --format, no --trace-block-size"
+            )
         return loads.generate(
             load.value, requests=limit or loads.DEFAULT_REQUESTS, running=seqs, seed=seed
         )
     if path is None:
+        if kind is not None or trace_block_size is not None:
+            raise typer.BadParameter("--format and --trace-block-size need a TRACE to read")
         with resources.as_file(resources.files("vllm_tagma.lab.replay") / SHIPPED) as shipped:
             return formats.read(shipped, limit=limit, strict=True)
-    return formats.read(path, kind=kind.value if kind else None, limit=limit, strict=strict)
+    return formats.read(
+        path,
+        kind=kind.value if kind else None,
+        trace_block_size=trace_block_size,
+        limit=limit,
+        strict=strict,
+    )
 
 
-def _report_bad_lines(trace: Trace, *, verbose: bool) -> None:
+def _report_reading(trace: Trace, *, verbose: bool) -> None:
+    for note in trace.notes:
+        typer.echo(f"{trace.name}: {note}", err=True)
     shown = trace.bad if verbose else trace.bad[:_BAD_LINES_SHOWN]
     for line in shown:
         typer.echo(f"{trace.name}, {line.place}: {line.reason}", err=True)

@@ -68,3 +68,19 @@ class Trace:
     """Format of the file, or kind of the load."""
     requests: list[TraceRequest] = field(default_factory=list)
     bad: list[BadLine] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What the reader assumed about the file as a whole, for the user."""
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """What a parser is told of how to read, and what it has to say of the file as a whole."""
+
+    trace_block_size: int | None = None
+    """Prompt tokens of one hash id; None: found from the data."""
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Adds a note once, however often it is said."""
+        if text not in self.notes:
+            self.notes.append(text)
