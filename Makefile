@@ -65,9 +65,10 @@ fuzz: cpp-test build/release/pool_fuzz ## The pool's fuzzer at length, a tenth o
 	@build/release/pool_fuzz --ops $(OPS) --seed $(SEED)
 	@build/asan/pool_fuzz --ops $$(($(OPS) / 10)) --seed $(SEED)
 
-soak: build/release/pool_soak ## A million requests through the pool for each kind of compaction: REQUESTS=1000000 SEED=1
-	@for mode in off idle live; do \
-	  build/release/pool_soak --mode $$mode --requests $(REQUESTS) --seed $(SEED) || exit 1; done
+soak: build/release/pool_soak ## A million requests for each kind of compaction, with and without groups and pins: REQUESTS=1000000 SEED=1
+	@for mode in off idle live; do for more in "" "--groups 2 --pins 8"; do \
+	  build/release/pool_soak --mode $$mode --requests $(REQUESTS) --seed $(SEED) $$more || exit 1; \
+	  done; done
 
 upstream: tools ## vLLM's own scheduler and cache tests on this package: 20 minutes; ACCEPT=1 writes docs/upstream.md
 	@$(SETUP) upstream

@@ -4,7 +4,9 @@
 // behind its tail. So with r <= max_ranges / 2 everything can still be placed under the cap. From
 // there on a new range takes whole stretches, which never adds to the sum of the two: a request
 // alone reaches the size of the pool, in whatever chunks it comes. With several groups each row has
-// an equal share of that half.
+// an equal share of that half, so that a request alone is always admitted with all it needs. Chunk
+// by chunk its rows may take one stretch by turns and use up their ranges there; preempted and
+// admitted again, it gets on.
 #pragma once
 
 #include <algorithm>

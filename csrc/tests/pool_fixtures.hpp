@@ -65,3 +65,43 @@ inline void shatter(PoolPair& pair, std::vector<Keys>& keys) {
   while (!pair.rows.empty()) pair.free(0);
   pair.compare();
 }
+
+// --- pools of several groups --------------------------------------------------------------------
+
+inline tagma::GroupSpec full_group(int32_t align_blocks = 1) {
+  return {tagma::GroupKind::kPrefix, 1, align_blocks};
+}
+inline tagma::GroupSpec window_group(int32_t window_blocks, int32_t align_blocks = 1) {
+  return {tagma::GroupKind::kWindow, window_blocks, align_blocks};
+}
+inline tagma::GroupSpec state_group(int32_t align_blocks = 1) {
+  return {tagma::GroupKind::kState, 1, align_blocks};
+}
+
+inline PoolOptions options_of(int32_t num_blocks, const std::vector<tagma::GroupSpec>& groups,
+                              int32_t max_ranges = 256, int32_t alignment = 1) {
+  PoolOptions options = options_of(num_blocks, max_ranges, alignment);
+  options.groups = groups;
+  return options;
+}
+
+// What each group needs to hold.
+inline std::vector<tagma::Need> needs_of(const std::vector<int32_t>& blocks) {
+  std::vector<tagma::Need> needs(blocks.size());
+  for (size_t g = 0; g < blocks.size(); ++g) needs[g].blocks = blocks[g];
+  return needs;
+}
+
+// A row without a hit, or -1.
+inline int admit_groups(PoolPair& pair, const Keys& keys, const std::vector<int32_t>& blocks) {
+  return pair.admit(keys, std::vector<tagma::RangeList>(blocks.size()), needs_of(blocks), {});
+}
+inline bool grow_groups(PoolPair& pair, size_t row, const std::vector<int32_t>& blocks) {
+  return pair.grow(row, needs_of(blocks), {});
+}
+
+inline void publish_all(PoolPair& pair, size_t row) {
+  for (size_t g = 0; g < pair.rows[row].parts.size(); ++g) {
+    pair.publish(row, pair.rows[row].blocks(g).num_blocks(), static_cast<int32_t>(g));
+  }
+}

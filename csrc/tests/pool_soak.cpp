@@ -1,11 +1,14 @@
 // A long run of KvPool in the closed loop of a scheduler: does anything drift, leak or break?
 //
 //   pool_soak [--requests N] [--mode off|idle|live] [--blocks N] [--running N] [--budget N]
-//             [--slack N] [--seed S] [--tolerance PERCENT] [--check-every STEPS]
+//             [--slack N] [--seed S] [--tolerance PERCENT] [--check-every STEPS] [--groups 1|2]
+//             [--pins N]
 //
 // A step stands for 16 tokens of each running request: one block of output, or a chunk of its
 // prompt. Requests are aborted, preempted when the pool is full and now and then besides, and in
-// the middle of each tenth of the run all are finished and the cache is reset. Fails if ranges per
+// the middle of each tenth of the run all are finished and the cache is reset. With two groups each
+// request has a row with a sliding window as well; with pins parts of rows stay pinned for a while,
+// whatever becomes of the request. Fails if ranges per
 // request grow from the second tenth to the last by more than the tolerance, if the drained pool is
 // not one hole, if a step moves more than its budget, or if a law of docs/invariants.md breaks.
 #include <algorithm>
@@ -17,6 +20,8 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <limits>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,27 +29,19 @@
 #include "tagma/kv_pool.hpp"
 #include "tests/check.hpp"
 #include "tests/soak_load.hpp"
+#include "tests/soak_options.hpp"
 
 namespace {
 
 using tagma::Compaction;
-using tagma::Demand;
+using tagma::GroupKind;
 using tagma::KvPool;
+using tagma::Need;
+using tagma::PinHandle;
 using tagma::PoolOptions;
 using tagma::RangeList;
 using tagma::RowHandle;
-
-struct Options {
-  int64_t requests = 1000000;
-  std::string mode = "live";
-  int32_t blocks = 8000;
-  int32_t running = 64;
-  int32_t budget = 512;
-  int32_t slack = -1;  // 1/200 of the pool
-  uint64_t seed = 1;
-  int32_t tolerance = 10;  // percent
-  int64_t check_every = 500;
-};
+using tagma::Spare;
 
 // What happened during a tenth of the run.
 struct Tenth {
@@ -74,8 +71,12 @@ struct Tenth {
 
 class Soak {
  public:
-  explicit Soak(const Options& options)
-      : options_(options), pool_(pool_options(options)), load_(options.seed) {
+  explicit Soak(const SoakOptions& options)
+      : options_(options),
+        pool_(pool_options(options)),
+        load_(options.seed),
+        added_(static_cast<size_t>(options.groups)),
+        pin_random_(options.seed) {
     pool_.set_key_bytes(32);
   }
 
@@ -116,6 +117,10 @@ class Soak {
     int32_t hit;
     int32_t age = 0;  // steps
   };
+  struct Pin {
+    PinHandle handle;
+    int64_t until;  // step
+  };
   struct Waiting {
     SoakRequest request;
     int32_t output_before = 0;  // blocks, before it was preempted
@@ -123,8 +128,10 @@ class Soak {
 
   static constexpr int32_t kStepBlocks = 512;   // prompt blocks computed in a step
   static constexpr int64_t kPreemptEvery = 10;  // steps
+  static constexpr int32_t kWindow = 16;        // blocks
+  static constexpr int32_t kLongestPin = 64;    // blocks, and steps
 
-  static PoolOptions pool_options(const Options& options) {
+  static PoolOptions pool_options(const SoakOptions& options) {
     PoolOptions out;
     out.num_blocks = options.blocks;
     out.compaction = options.mode == "off"    ? Compaction::kOff
@@ -133,6 +140,7 @@ class Soak {
     out.copy_budget = options.budget;
     out.policy.slack = options.slack >= 0 ? options.slack : options.blocks / 200;
     out.seed = options.seed;
+    if (options.groups == 2) out.groups.push_back({GroupKind::kWindow, kWindow, 1});
     return out;
   }
 
@@ -149,6 +157,8 @@ class Soak {
 
   void drain_and_reset() {
     while (!running_.empty()) step();
+    if (!pins_.empty()) CHECK(!pool_.reset());
+    unpin_before(std::numeric_limits<int64_t>::max());
     CHECK(pool_.num_rows() == 0 && pool_.allocator().num_live() == 0);
     CHECK(pool_.reset());
     pool_.check_invariants();
@@ -174,13 +184,14 @@ class Soak {
     if (now().preemptions == preempted) {
       while (!waiting_.empty() && budget > 0 && admit(budget)) waiting_.pop_front();
     }
+    pin_and_unpin();
     pool_.end_scheduling();
     const int64_t moved_now = pool_.num_moved() - moved;
     CHECK(moved_now <= (options_.mode == "off" ? 0 : options_.budget));
     CHECK(static_cast<int64_t>(pool_.take_copies().size()) <= moved_now);
     for (const tagma::RowChange& change : pool_.take_row_changes()) {
       CHECK(change.first_block + change.blocks.num_blocks() ==
-            pool_.row_blocks(change.row).num_blocks());
+            pool_.row_blocks(change.row, change.group).num_blocks());
     }
     now().moved += moved_now;
     now().moved_live += pool_.num_moved_live() - moved_live;
@@ -195,8 +206,11 @@ class Soak {
   void advance(size_t i, int32_t& budget) {
     const int32_t chunk = std::min(running_[i].target - running_[i].computed, budget);
     const int32_t blocks = running_[i].computed + chunk;
-    RangeList added;
-    while (!pool_.grow(running_[i].row, demand(running_[i].request, blocks), added)) {
+    if (options_.groups == 2) {
+      pool_.skip(running_[i].row, 1, std::max(running_[i].computed - kWindow, 0));
+    }
+    const std::vector<Need> needs = needs_of(running_[i].request, blocks);
+    while (!pool_.grow(running_[i].row, needs.data(), {}, added_.data())) {
       const bool self = i + 1 == running_.size();
       preempt_youngest();
       if (self) return;
@@ -218,34 +232,65 @@ class Soak {
     const Waiting& waiting = waiting_.front();
     const SoakRequest& request = waiting.request;
     const int32_t known = request.prompt + waiting.output_before;
-    const RangeList hit = pool_.lookup(0, KeyAt{request}, known - 1);
-    Running running{request, 0, 0, known, hit.num_blocks()};
-    const int32_t chunk = std::min(known - hit.num_blocks(), budget);
-    Demand needed = demand(request, hit.num_blocks() + chunk);
-    needed.gate = needed.prompt = known;
-    needed.watermark = running_.empty() ? 0 : options_.blocks / 1000;
-    RangeList added;
-    running.row = pool_.admit(hit, needed, added);
+    const std::vector<RangeList> hits = common_hit(request, known - 1);
+    const int32_t hit = hits[0].num_blocks();
+    Running running{request, 0, 0, known, hit};
+    const int32_t chunk = std::min(known - hit, budget);
+    std::vector<Need> needs = needs_of(request, hit + chunk);
+    for (Need& need : needs) need.gate = need.prompt = known;
+    Spare spare;
+    spare.watermark = running_.empty() ? 0 : options_.blocks / 1000;
+    running.row = pool_.admit(hits.data(), needs.data(), spare, added_.data());
     if (running.row == 0) {
       CHECK(!running_.empty());  // a request alone always fits
       return false;
     }
     if (waiting.output_before == 0) {
-      now().hit_blocks += hit.num_blocks();
+      now().hit_blocks += hit;
       now().prompt_blocks += request.prompt;
     }
     budget -= chunk;
-    compute(running, needed.blocks);
+    compute(running, hit + chunk);
     running_.push_back(running);
     return true;
   }
 
-  static Demand demand(const SoakRequest& request, int32_t blocks) {
-    Demand out;
-    out.blocks = blocks;
-    out.prompt = request.prompt;
-    out.limit = request.prompt + 64;
-    return out;
+  // What all groups have: a window may have less of it than full attention.
+  std::vector<RangeList> common_hit(const SoakRequest& request, int32_t most) const {
+    std::vector<RangeList> hits = {pool_.lookup(0, KeyAt{request}, most)};
+    if (options_.groups == 1) return hits;
+    hits.push_back(pool_.lookup(1, KeyAt{request}, hits[0].num_blocks()));
+    hits[0].truncate(hits[1].num_blocks());
+    return hits;
+  }
+
+  std::vector<Need> needs_of(const SoakRequest& request, int32_t blocks) const {
+    Need need;
+    need.blocks = blocks;
+    need.prompt = request.prompt;
+    need.limit = request.prompt + 64;
+    return std::vector<Need>(static_cast<size_t>(options_.groups), need);
+  }
+
+  // Parts of rows, for some steps: longer than many of the requests live.
+  void pin_and_unpin() {
+    unpin_before(steps_);
+    if (static_cast<int32_t>(pins_.size()) >= options_.pins || running_.empty()) return;
+    const RowHandle row = running_[pin_random_() % running_.size()].row;
+    const auto group = static_cast<int32_t>(pin_random_() % uint64_t(options_.groups));
+    const int32_t held = pool_.row_blocks(row, group).num_blocks();
+    const auto first = static_cast<int32_t>(pin_random_() % uint64_t(held));
+    const auto count = static_cast<int32_t>(pin_random_() % uint64_t(kLongestPin));
+    const PinHandle pin = pool_.pin(row, group, first, std::min(first + count, held));
+    pins_.push_back({pin, steps_ + static_cast<int64_t>(pin_random_() % kLongestPin)});
+  }
+
+  void unpin_before(int64_t step) {
+    for (size_t i = pins_.size(); i-- > 0;) {
+      if (pins_[i].until >= step) continue;
+      pool_.unpin(pins_[i].handle);
+      pins_.erase(pins_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
   }
 
   struct KeyAt {
@@ -258,7 +303,9 @@ class Soak {
   };
 
   void compute(Running& running, int32_t blocks) {
-    pool_.publish(running.row, 0, blocks, KeyAt{running.request});
+    for (int32_t g = 0; g < options_.groups; ++g) {
+      pool_.publish(running.row, g, blocks, KeyAt{running.request});
+    }
     running.computed = blocks;
     if (blocks == running.target) ++running.target;
   }
@@ -310,67 +357,32 @@ class Soak {
     std::fflush(stdout);
   }
 
-  Options options_;
+  SoakOptions options_;
   KvPool pool_;
   SoakLoad load_;
   std::vector<Running> running_;
   std::deque<Waiting> waiting_;
   std::vector<Tenth> tenths_;
+  std::vector<RangeList> added_;  // [group]
+  std::vector<Pin> pins_;
+  std::mt19937_64 pin_random_;
   int64_t finished_ = 0;
   int64_t steps_ = 0;
 };
 
-bool parse(int argc, char** argv, Options& options) {
-  for (int i = 1; i < argc; i += 2) {
-    if (i + 1 == argc) return false;
-    const std::string flag = argv[i];
-    if (flag == "--mode") {
-      options.mode = argv[i + 1];
-      if (options.mode != "off" && options.mode != "idle" && options.mode != "live") return false;
-      continue;
-    }
-    char* end = nullptr;
-    const int64_t value = std::strtoll(argv[i + 1], &end, 10);
-    if (*argv[i + 1] == '\0' || *end != '\0' || value < 0) return false;
-    if (flag == "--requests") {
-      options.requests = value;
-    } else if (flag == "--blocks") {
-      options.blocks = static_cast<int32_t>(value);
-    } else if (flag == "--running") {
-      options.running = static_cast<int32_t>(value);
-    } else if (flag == "--budget") {
-      options.budget = static_cast<int32_t>(value);
-    } else if (flag == "--slack") {
-      options.slack = static_cast<int32_t>(value);
-    } else if (flag == "--seed") {
-      options.seed = static_cast<uint64_t>(value);
-    } else if (flag == "--tolerance") {
-      options.tolerance = static_cast<int32_t>(value);
-    } else if (flag == "--check-every") {
-      options.check_every = std::max<int64_t>(value, 1);
-    } else {
-      return false;
-    }
-  }
-  return options.requests >= 1000 && options.blocks >= 1000 && options.running >= 1;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options;
+  SoakOptions options;
   if (!parse(argc, argv, options)) {
-    std::fputs(
-        "usage: pool_soak [--requests N (1000 or more)] [--mode off|idle|live] [--blocks N (1000 "
-        "or more)]\n                 [--running N] [--budget N] [--slack N] [--seed S] "
-        "[--tolerance "
-        "PERCENT]\n                 [--check-every STEPS]\n",
-        stderr);
+    std::fputs(kSoakUsage, stderr);
     return 2;
   }
-  std::printf("pool_soak: %lld requests, compaction %s, %d blocks, %d running, seed %llu\n",
-              static_cast<long long>(options.requests), options.mode.c_str(), options.blocks,
-              options.running, static_cast<unsigned long long>(options.seed));
+  std::printf(
+      "pool_soak: %lld requests, compaction %s, %d blocks, %d running, %d groups, %d pins, seed "
+      "%llu\n",
+      static_cast<long long>(options.requests), options.mode.c_str(), options.blocks,
+      options.running, options.groups, options.pins, static_cast<unsigned long long>(options.seed));
   try {
     Soak soak(options);
     soak.run();

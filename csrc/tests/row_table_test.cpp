@@ -1,18 +1,27 @@
-// RowTable against std::map: handles name one row for ever, and closed ones nothing.
+// RowTable against std::map: handles name one request's rows for ever, and closed ones nothing;
+// what is told of changes suffices; whose a range is, is known.
 #include "tagma/row_table.hpp"
 
 #include <cstdint>
 #include <cstdio>
+#include <initializer_list>
 #include <limits>
 #include <map>
 #include <random>
+#include <utility>
 #include <vector>
 
+#include "tests/block_model.hpp"
 #include "tests/check.hpp"
 
 namespace {
 
+using tagma::BlockId;
+using tagma::BlockRange;
+using tagma::kNullBlock;
+using tagma::RangeList;
 using tagma::Row;
+using tagma::RowChange;
 using tagma::RowHandle;
 using tagma::RowTable;
 using tagma::UsageError;
@@ -98,6 +107,226 @@ void a_used_slot_begins_afresh() {
   CHECK(table.memory_bytes() >= sizeof(Row));
 }
 
+void groups_have_rows_side_by_side() {
+  for (const int32_t groups : {2, 3}) {
+    RowTable table(groups);
+    const RowHandle first = table.open();
+    const RowHandle second = table.open();
+    for (int32_t g = 0; g < groups; ++g) {
+      table.append(table.at(first, g), RangeList({10 * g + 1, 2}));
+      CHECK(table.slot_of(table.at(first, g)) == static_cast<size_t>(g));
+      CHECK(table.slot_of(table.at(second, g)) == static_cast<size_t>(groups + g));
+      CHECK(table.handle_of(table.slot_of(table.at(second, g))) == second);
+    }
+    for (const int32_t bad : {-1, groups}) CHECK_THROWS(table.at(first, bad), UsageError);
+    CHECK(table.size() == 2 && table.num_slots() == 2 * static_cast<size_t>(groups));
+    table.close(first);
+    for (int32_t g = 0; g < groups; ++g) {
+      CHECK(table.slot(static_cast<size_t>(g)).blocks.empty());
+      CHECK_THROWS(table.at(first, g), UsageError);
+      CHECK(table.at(second, g).blocks.empty());
+    }
+    const RowHandle third = table.open();  // in the place of the first
+    CHECK(table.num_slots() == 2 * static_cast<size_t>(groups) && third != first);
+    CHECK(table.slot_of(table.at(third, groups - 1)) == static_cast<size_t>(groups - 1));
+    table.check_invariants();
+  }
+  CHECK_THROWS(RowTable(0), UsageError);
+}
+
+RangeList list_of(std::initializer_list<BlockRange> ranges) {
+  RangeList out;
+  for (const BlockRange range : ranges) out.append(range);
+  return out;
+}
+
+bool is(const RowChange& change, RowHandle row, int32_t group, int32_t first,
+        const RangeList& blocks) {
+  return change.row == row && change.group == group && change.first_block == first &&
+         change.blocks.ranges() == blocks.ranges();
+}
+
+void changes_are_told_once_and_from_the_first_changed_block_on() {
+  RowTable table(2);
+  const RowHandle row = table.open();
+  CHECK(table.take_changes().empty());  // nothing to tell of empty rows
+  table.append(table.at(row, 1), list_of({{5, 3}}));
+  auto changes = table.take_changes();  // admission
+  CHECK(changes.size() == 1 && is(changes[0], row, 1, 0, list_of({{5, 3}})));
+  CHECK(table.take_changes().empty());
+  table.append(table.at(row, 1), list_of({{8, 2}, {20, 1}}));  // growth, twice
+  table.append(table.at(row, 1), list_of({{21, 1}}));
+  table.append(table.at(row, 0), list_of({{1, 1}}));
+  changes = table.take_changes();
+  CHECK(changes.size() == 2 && is(changes[0], row, 1, 3, list_of({{8, 2}, {20, 2}})));
+  CHECK(is(changes[1], row, 0, 0, list_of({{1, 1}})));
+  table.replace(table.at(row, 1), 5, list_of({{30, 1}}));  // moves, the second one nearer
+  table.replace(table.at(row, 1), 2, list_of({{40, 1}}));
+  changes = table.take_changes();
+  CHECK(changes.size() == 1 &&
+        is(changes[0], row, 1, 2, list_of({{40, 1}, {8, 2}, {30, 1}, {21, 1}})));
+  // Grown and cut back: as it was.
+  table.append(table.at(row, 0), list_of({{2, 4}}));
+  table.truncate(table.at(row, 0), 1);
+  CHECK(table.take_changes().empty());
+  // Moved and cut back: what is left of the move.
+  table.append(table.at(row, 0), list_of({{2, 4}}));
+  table.replace(table.at(row, 0), 0, list_of({{50, 1}}));
+  table.truncate(table.at(row, 0), 1);
+  changes = table.take_changes();
+  CHECK(changes.size() == 1 && is(changes[0], row, 0, 0, list_of({{50, 1}})));
+  table.append(table.at(row, 0), RangeList());
+  CHECK(table.take_changes().empty());
+}
+
+void a_place_that_is_closed_and_opened_again_in_one_step_is_told_once() {
+  RowTable table(2);
+  const RowHandle gone = table.open();
+  table.append(table.at(gone, 0), list_of({{5, 3}}));
+  table.append(table.at(gone, 1), list_of({{9, 1}}));
+  table.close(gone);
+  const RowHandle row = table.open();
+  CHECK((row & 0xffffffff) == (gone & 0xffffffff));
+  table.append(table.at(row, 0), list_of({{7, 2}}));
+  const auto changes = table.take_changes();
+  CHECK(changes.size() == 1 && is(changes[0], row, 0, 0, list_of({{7, 2}})));
+  table.append(table.at(row, 0), list_of({{1, 1}}));
+  table.close(row);
+  CHECK(table.take_changes().empty());
+}
+
+// What falls out of a window is told only if the row of somebody who was not told would have more
+// ranges than this one.
+void skipped_blocks_are_told_when_they_would_add_ranges() {
+  RowTable table;
+  const RowHandle handle = table.open();
+  Row& row = table.at(handle);
+  table.append(row, list_of({{10, 4}, {20, 2}, {30, 2}}));
+  table.take_changes();
+  table.skip(row, 2);  // half of a range
+  CHECK(row.blocks.ranges() == list_of({{0, 2}, {12, 2}, {20, 2}, {30, 2}}).ranges());
+  CHECK(table.take_changes().empty());
+  table.append(row, list_of({{40, 1}}));
+  auto changes = table.take_changes();
+  CHECK(changes.size() == 1 && is(changes[0], handle, 0, 8, list_of({{40, 1}})));
+  table.skip(row, 6);  // two ranges: 4 are left here, and 4 there
+  table.append(row, list_of({{50, 1}}));
+  changes = table.take_changes();
+  CHECK(changes.size() == 1);
+  CHECK(is(changes[0], handle, 0, 0, list_of({{0, 6}, {30, 2}, {40, 1}, {50, 1}})));
+  table.append(row, list_of({{51, 1}}));
+  changes = table.take_changes();
+  CHECK(changes.size() == 1 && is(changes[0], handle, 0, 10, list_of({{51, 1}})));
+}
+
+// Random rows: what somebody knows who follows the changes, and whose range begins where.
+void random_changes_suffice_and_owners_agree_with_a_scan() {
+  for (const int32_t groups : {1, 2, 3}) {
+    constexpr int32_t kBlocks = 60;
+    RowTable table(groups, kBlocks);
+    std::mt19937_64 random(static_cast<uint64_t>(groups));
+    std::vector<RowHandle> open;
+    std::map<std::pair<RowHandle, int32_t>, std::vector<BlockId>> known;
+    std::vector<int> free(kBlocks, 1);
+    free[kNullBlock] = 0;
+    const auto take = [&](int32_t count) {  // any free blocks
+      RangeList out;
+      for (int i = 0; i < 200 && out.num_blocks() < count; ++i) {
+        const auto b = static_cast<BlockId>(random() % kBlocks);
+        if (free[static_cast<size_t>(b)] == 0) continue;
+        free[static_cast<size_t>(b)] = 0;
+        out.append({b, 1});
+      }
+      return out;
+    };
+    const auto give_back = [&](const RangeList& blocks) {
+      for (const BlockId b : BlockModel::held(blocks)) free[static_cast<size_t>(b)] = 1;
+    };
+    for (int step = 0; step < 20000; ++step) {
+      const auto group = static_cast<int32_t>(random() % static_cast<uint64_t>(groups));
+      const uint64_t kind = random() % 8;
+      if (open.empty() || kind == 0) {
+        open.push_back(table.open());
+      } else {
+        const size_t at = random() % open.size();
+        Row& row = table.at(open[at], group);
+        const int32_t held = row.blocks.num_blocks();
+        const int32_t nulls = row.blocks.num_leading_nulls();
+        if (kind < 4) {
+          table.append(row, take(1 + static_cast<int32_t>(random() % 4)));
+        } else if (kind == 4 && held > nulls) {  // a part moves
+          const int32_t first = nulls + static_cast<int32_t>(random() % uint64_t(held - nulls));
+          const RangeList to = take(1 + static_cast<int32_t>(random() % uint64_t(held - first)));
+          give_back(row.blocks.slice(first, first + to.num_blocks()));
+          table.replace(row, first, to);
+        } else if (kind == 5) {
+          const auto count = static_cast<int32_t>(random() % uint64_t(held + 1));
+          if (count > nulls) {
+            give_back(row.blocks.slice(0, count));
+            table.skip(row, count);
+          }
+        } else if (kind == 6) {  // as a call that is rolled back
+          const RangeList more = take(3);
+          table.append(row, more);
+          table.truncate(row, held);
+          give_back(more);
+        } else if (kind == 7 && random() % 4 == 0) {
+          for (int32_t g = 0; g < groups; ++g) {
+            give_back(table.at(open[at], g).blocks);
+            known.erase({open[at], g});
+          }
+          table.close(open[at]);
+          open.erase(open.begin() + static_cast<std::ptrdiff_t>(at));
+        }
+      }
+      if (random() % 6 != 0) continue;
+      for (const RowChange& change : table.take_changes()) {
+        std::vector<BlockId>& row = known[{change.row, change.group}];
+        CHECK(static_cast<size_t>(change.first_block) <= row.size());
+        row.resize(static_cast<size_t>(change.first_block));
+        for (const BlockId b : BlockModel::ids(change.blocks)) row.push_back(b);
+        RangeList told;
+        for (const BlockId b : row) told.append({b, 1});
+        CHECK(told.num_ranges() <= table.at(change.row, change.group).blocks.num_ranges());
+      }
+      table.check_invariants();
+      std::vector<const Row*> owner(kBlocks, nullptr);
+      for (const RowHandle handle : open) {
+        for (int32_t g = 0; g < groups; ++g) {
+          const Row& row = table.at(handle, g);
+          const std::vector<BlockId> ids = BlockModel::ids(row.blocks);
+          const std::vector<BlockId>& told = known[{handle, g}];
+          CHECK(told.size() == ids.size());
+          for (size_t i = 0; i < ids.size(); ++i) CHECK(ids[i] == 0 || told[i] == ids[i]);
+          for (const BlockRange& range : row.blocks.ranges()) {
+            if (!range.is_null()) owner[static_cast<size_t>(range.start)] = &row;
+          }
+        }
+      }
+      for (BlockId b = 0; b < kBlocks; ++b) {
+        CHECK(table.sole_owner(b) == owner[static_cast<size_t>(b)]);
+      }
+    }
+  }
+}
+
+// Of a block that two rows begin with nobody is the sole owner; when one leaves, the other is.
+void shared_ranges_have_their_owner_back_when_the_others_leave() {
+  RowTable table(2, 20);
+  const RowHandle first = table.open();
+  const RowHandle second = table.open();
+  table.append(table.at(first, 0), list_of({{5, 3}, {9, 1}}));
+  table.append(table.at(second, 1), list_of({{5, 2}, {12, 2}}));
+  CHECK(table.sole_owner(9) == &table.at(first, 0));
+  CHECK(table.sole_owner(12) == &table.at(second, 1));
+  CHECK(table.sole_owner(6) == nullptr && table.sole_owner(13) == nullptr);
+  CHECK(table.sole_owner(1) == nullptr && table.sole_owner(20) == nullptr);
+  table.close(first);
+  CHECK(table.sole_owner(5) == &table.at(second, 1) && table.sole_owner(9) == nullptr);
+  table.check_invariants();
+  CHECK(RowTable(2).sole_owner(5) == nullptr);  // not kept
+}
+
 }  // namespace
 
 int main() {
@@ -105,5 +334,16 @@ int main() {
       {"random rows agree with a map", random_rows_agree_with_a_map},
       {"forged handles are refused", forged_handles_are_refused},
       {"a used slot begins afresh", a_used_slot_begins_afresh},
+      {"groups have rows side by side", groups_have_rows_side_by_side},
+      {"changes are told once, and from the first changed block on",
+       changes_are_told_once_and_from_the_first_changed_block_on},
+      {"a place that is closed and opened again in one step is told once",
+       a_place_that_is_closed_and_opened_again_in_one_step_is_told_once},
+      {"skipped blocks are told when they would add ranges",
+       skipped_blocks_are_told_when_they_would_add_ranges},
+      {"random changes suffice, and owners agree with a scan",
+       random_changes_suffice_and_owners_agree_with_a_scan},
+      {"shared ranges have their owner back when the others leave",
+       shared_ranges_have_their_owner_back_when_the_others_leave},
   });
 }
