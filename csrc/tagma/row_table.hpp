@@ -26,7 +26,7 @@ struct Row {
   int32_t generation = 1;
   bool open = false;
   int32_t changed_from = kUnchanged;  // the first logical block that take_changes() has to tell
-  int32_t num_hidden = 0;  // ranges that a worker's row has beyond this one's: see RowTable::skip()
+  int32_t told_nulls = 0;  // leading null blocks that the workers know of: see RowTable::skip()
 
   static constexpr int32_t kUnchanged = std::numeric_limits<int32_t>::max();
 };
@@ -112,8 +112,6 @@ class RowTable {
   void replace(Row& row, int32_t first, const RangeList& blocks) {
     note_change(row, first);
     forget_starts(row, 0);
-    // What fell out of a window may have been the head of the range that is replaced here.
-    if (first > 0 && first == row.blocks.num_leading_nulls()) ++row.num_hidden;
     row.blocks.replace(first, blocks);
     note_starts(row, 0);
   }
@@ -126,14 +124,12 @@ class RowTable {
     note_starts(row, 0);
   }
 
-  // The leading `blocks` become null. Not noted: nobody reads or writes there any more, so a worker
-  // may keep what it knows. Only a row of which it then holds more ranges is told anew, nulls and
-  // all, with its next change: else a long row could outgrow the range table. O(ranges).
+  // The leading `blocks` become null. By itself no change to tell: nobody reads or writes there any
+  // more, so that a worker may keep what it knows. It learns of the nulls with the row's next
+  // change; else its row could keep more ranges than the range table holds. O(ranges).
   void skip(Row& row, int32_t blocks) {
     forget_starts(row, 0);
-    row.num_hidden += row.blocks.num_ranges();
     row.blocks.replace(0, RangeList({kNullBlock, blocks}));
-    row.num_hidden -= row.blocks.num_ranges();
     note_starts(row, 0);
   }
 
@@ -146,8 +142,9 @@ class RowTable {
       // grew and was cut back has nothing to tell.
       int32_t first = std::exchange(row.changed_from, Row::kUnchanged);
       if (first >= row.blocks.num_blocks()) continue;
-      if (row.num_hidden > 0) first = 0;
-      if (first == 0) row.num_hidden = 0;
+      const int32_t nulls = row.blocks.num_leading_nulls();
+      if (nulls > row.told_nulls) first = std::min(first, row.told_nulls);
+      row.told_nulls = nulls;
       out.push_back({handle_of(static_cast<size_t>(slot)), slot % num_groups_, first,
                      row.blocks.slice(first, row.blocks.num_blocks())});
     }

@@ -60,7 +60,7 @@ class WorkerModel {
   }
 
   // Law W2: an update continues what the worker's row holds, and never shortens it. And the row
-  // stays under the cap, although nobody tells it what fell out of a window.
+  // stays under the cap, although what fell out of a window is told with the next change only.
   void update(const tagma::RowChange& change) {
     std::vector<tagma::BlockId>& blocks = rows_.at({change.row, change.group}).blocks;
     const auto first = static_cast<size_t>(change.first_block);
@@ -73,7 +73,7 @@ class WorkerModel {
     CHECK(row.num_ranges() <= max_ranges_);
   }
 
-  // The worker's row is the pool's, but for blocks that fell out of a window: it is not told.
+  // The worker's row is the pool's, but for blocks that fell out of a window since its last change.
   void check_row(tagma::RowHandle handle, int32_t group, const tagma::RangeList& blocks) const {
     const std::vector<tagma::BlockId>& known = rows_.at({handle, group}).blocks;
     const std::vector<tagma::BlockId> expected = BlockModel::ids(blocks);
