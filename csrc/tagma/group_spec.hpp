@@ -37,18 +37,24 @@ struct GroupSpec {
 
 // The longest published prefix of at most `max_blocks` blocks in at most `max_ranges` ranges whose
 // end is aligned; key_at(i) gives the i-th block's key. O(blocks hit).
-template <typename KeyAt>
+template <bool kGrouped = true, typename KeyAt>
 RangeList longest_prefix(const PrefixIndex& index, int32_t group, int32_t max_blocks, int32_t align,
                          int32_t max_ranges, KeyAt&& key_at) {
   RangeList hit;
-  BlockId previous = kNullBlock;
+  BlockRange run;  // the last range so far, kept here while it grows block by block
   for (int32_t i = 0; i < max_blocks; ++i) {
-    const BlockId block = index.find_behind(group, previous, key_at(i));
+    const BlockId last = run.count > 0 ? run.end() - 1 : kNullBlock;
+    const BlockId block = index.find_behind<kGrouped>(group, last, key_at(i));
     if (block == kNullBlock) break;
-    if (!hit.joins_with(block) && hit.num_ranges() == max_ranges) break;
-    hit.append({block, 1});
-    previous = block;
+    if (run.count > 0 && block == run.end()) {
+      ++run.count;
+      continue;
+    }
+    if (hit.num_ranges() + (run.count > 0 ? 1 : 0) == max_ranges) break;
+    hit.append(run);
+    run = {block, 1};
   }
+  hit.append(run);
   if (align > 1) hit.truncate(hit.num_blocks() / align * align);
   return hit;
 }

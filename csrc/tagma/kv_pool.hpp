@@ -66,6 +66,10 @@ class KvPool {
     const GroupSpec& spec = spec_of(group);
     if (store_.index().size() == 0) return {};
     const int32_t cap = extender_.max_hit_ranges();
+    if (num_groups() == 1 && spec.kind == GroupKind::kPrefix) {
+      return longest_prefix<false>(store_.index(), group, max_blocks, spec.align_blocks, cap,
+                                   key_at);
+    }
     if (spec.kind == GroupKind::kPrefix) {
       return longest_prefix(store_.index(), group, max_blocks, spec.align_blocks, cap, key_at);
     }

@@ -68,10 +68,14 @@ class PrefixIndex {
 
   // find(), asking the block behind `previous` first: in a pool of ranges it nearly always is the
   // answer, and costs one comparison and no probe.
+  // `kGrouped` false spares the look at the group in an index of one.
+  template <bool kGrouped = true>
   BlockId find_behind(int32_t group, BlockId previous, const uint8_t* key) const {
     const size_t guess = static_cast<size_t>(previous) + 1;
     if (previous != kNullBlock && guess < prev_same_.size() &&
-        is_first(static_cast<BlockId>(guess)) && equal(static_cast<BlockId>(guess), group, key)) {
+        is_first(static_cast<BlockId>(guess)) &&
+        (!kGrouped || group_of(static_cast<BlockId>(guess)) == group) &&
+        same_key(static_cast<BlockId>(guess), key)) {
       return static_cast<BlockId>(guess);
     }
     return find(group, key);
@@ -173,7 +177,8 @@ class PrefixIndex {
     return contains(block) && equal(block, group, key);
   }
   // The group of a published block.
-  int32_t group(BlockId block) const { return has_groups_ ? group_of_[block] : 0; }
+  int32_t group(BlockId block) const { return group_of(block); }
+  bool has_groups() const { return has_groups_; }
   // The key of a published block, key_bytes() long.
   const uint8_t* key(BlockId block) const {
     return keys_.data() + (static_cast<size_t>(block) << stride_log2_);
@@ -231,10 +236,18 @@ class PrefixIndex {
     return keys_.data() + (static_cast<size_t>(block) << stride_log2_);
   }
 
-  // Of the default hash the length is known here, and a few instructions replace a library call.
+  int32_t group_of(BlockId block) const { return has_groups_ ? group_of_[block] : 0; }
+
   bool equal(BlockId block, int32_t of_group, const uint8_t* other) const {
-    if (has_groups_ && group_of_[block] != of_group) return false;
-    if (key_bytes_ == kUsualKeyBytes) return std::memcmp(key(block), other, kUsualKeyBytes) == 0;
+    return group_of(block) == of_group && same_key(block, other);
+  }
+
+  // Of the default hash the length is known here, and a few instructions replace a library call.
+  bool same_key(BlockId block, const uint8_t* other) const {
+    if (key_bytes_ == kUsualKeyBytes) {
+      const uint8_t* own = keys_.data() + static_cast<size_t>(block) * kUsualKeyBytes;
+      return std::memcmp(own, other, kUsualKeyBytes) == 0;
+    }
     return std::memcmp(key(block), other, key_bytes_) == 0;
   }
 

@@ -25,6 +25,7 @@ struct Row {
   int32_t num_expected = 0;  // blocks it is expected to hold in the end
   int32_t generation = 1;
   bool open = false;
+  bool listed = false;                // among the rows that take_changes() looks at
   int32_t changed_from = kUnchanged;  // the first logical block that take_changes() has to tell
   int32_t told_nulls = 0;  // leading null blocks that the workers know of: see RowTable::skip()
 
@@ -72,8 +73,10 @@ class RowTable {
     const int32_t generation = old == std::numeric_limits<int32_t>::max() ? 1 : old + 1;
     for (size_t slot = first; slot < first + groups(); ++slot) {
       forget_starts(rows_[slot], 0);
+      const bool listed = rows_[slot].listed;
       rows_[slot] = Row{};
       rows_[slot].generation = generation;
+      rows_[slot].listed = listed;
     }
     free_.push_back(static_cast<int32_t>(first / groups()));
     --size_;
@@ -138,8 +141,8 @@ class RowTable {
     std::vector<RowChange> out;
     for (const int32_t slot : changed_) {
       Row& row = rows_[static_cast<size_t>(slot)];
-      // Closed rows have forgotten their change, so that a slot may be listed twice; and a row that
-      // grew and was cut back has nothing to tell.
+      // Closed rows have forgotten their change; one that grew and was cut back has none to tell.
+      row.listed = false;
       int32_t first = std::exchange(row.changed_from, Row::kUnchanged);
       if (first >= row.blocks.num_blocks()) continue;
       const int32_t nulls = row.blocks.num_leading_nulls();
@@ -207,7 +210,8 @@ class RowTable {
 
   // The row's blocks from a logical index on are others than before. O(1).
   void note_change(Row& row, int32_t first_block) {
-    if (row.changed_from == Row::kUnchanged) changed_.push_back(static_cast<int32_t>(slot_of(row)));
+    if (!row.listed) changed_.push_back(static_cast<int32_t>(slot_of(row)));
+    row.listed = true;
     row.changed_from = std::min(row.changed_from, first_block);
   }
 
