@@ -128,8 +128,11 @@ class RowTable {
 
   // The leading `blocks` become null. Not noted: nobody reads or writes there any more, so a worker
   // may keep what it knows. Only a row of which it then holds more ranges is told anew, nulls and
-  // all, with its next change: else a long row could outgrow the range table. O(ranges).
+  // all, with its next change: else a long row could outgrow the range table. Likewise a row with a
+  // change to tell that lies among the nulls, which would stand behind all that it knows.
+  // O(ranges).
   void skip(Row& row, int32_t blocks) {
+    if (row.changed_from < blocks) row.changed_from = 0;
     forget_starts(row, 0);
     row.num_hidden += row.blocks.num_ranges();
     row.blocks.replace(0, RangeList({kNullBlock, blocks}));
