@@ -59,9 +59,10 @@ class BlockHashes {
 // changed yet: the hashes [published, blocks) of a row that will hold `row_blocks` blocks.
 class Publication {
  public:
-  Publication(KvPool& pool, HashState& state, int32_t published, int32_t row_blocks,
-              PyObject* blocks, PyObject* hashes)
-      : first_(published), last_(to_int32(blocks)), at_(state.keys.size()) {
+  // Runs no Python code unless it throws.
+  Publication(KvPool& pool, HashState& state, int32_t published, int32_t row_blocks, int32_t blocks,
+              PyObject* hashes)
+      : first_(published), last_(blocks), at_(state.keys.size()) {
     if (last_ <= 0) return;
     const BlockHashes keys(pool, state, hashes);
     last_ = std::min(last_, keys.size());
@@ -69,6 +70,7 @@ class Publication {
     if (last_ > row_blocks) {
       throw UsageError(message("publish ", last_, " blocks of a row of ", row_blocks));
     }
+    pool.check_can_publish();
     for (int32_t i = first_; i < last_; ++i) state.keys.push_back(keys(i));
   }
 

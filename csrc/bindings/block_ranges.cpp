@@ -60,7 +60,7 @@ PyObject* construct(PyTypeObject*, PyObject* args, PyObject* kwargs) {
         PyRef tuple(checked(PySequence_Tuple(item.get())));
         if (!PyArg_ParseTuple(tuple.get(), "Li:BlockRanges", &start, &count)) throw PythonError{};
         constexpr long long kLimit = std::numeric_limits<int32_t>::max();
-        if (start < 0 || count <= 0 || start > kLimit - count) {
+        if (start < 0 || count <= 0 || start > kLimit - (count - 1)) {
           throw UsageError(tagma::message("range (", start, ", ", count, ") is not a block range"));
         }
         list.append({static_cast<int32_t>(start), count});
@@ -77,7 +77,8 @@ Py_ssize_t length(PyObject* self) { return list_of(self).num_blocks(); }
 // calls for long ranges.
 PyObject* list_of_range(const BlockRange& range) {
   auto* type = reinterpret_cast<PyObject*>(&PyRange_Type);
-  PyObject* span = PyObject_CallFunction(type, "ii", range.start, range.end());
+  PyObject* span = PyObject_CallFunction(type, "iL", range.start,
+                                         static_cast<long long>(range.start) + range.count);
   if (span == nullptr) return nullptr;
   PyObject* out = PySequence_List(span);
   Py_DECREF(span);

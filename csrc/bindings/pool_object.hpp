@@ -16,14 +16,17 @@ struct PoolState {
       : pool(options),
         hits(options.groups.size()),
         needs(options.groups.size()),
+        to_publish(options.groups.size()),
         added(options.groups.size()) {}
 
   KvPool pool;
   HashState hashes;
   std::vector<RangeList> hits;
   std::vector<Need> needs;
+  std::vector<int32_t> to_publish;  // blocks
   std::vector<RangeList> added;
   std::vector<Publication> publications;
+  uint64_t num_calls = 0;  // that use this memory
 };
 
 struct PoolObject {

@@ -35,6 +35,25 @@ int32_t group_of(const char* name, PyObject* const* args, Py_ssize_t nargs, Py_s
   return to_int32(args[others]);
 }
 
+// Reading a number may run Python code (__index__), which may call the pool and use the memory that
+// its calls share, or change a list of hashes. So a call reads its numbers first and borrows from
+// its other arguments afterwards.
+class NumbersFirst {
+ public:
+  explicit NumbersFirst(PoolState& state) : state_(state), call_(++state.num_calls) {}
+
+  // Throws UsageError if another call came in between: its numbers stand where ours were.
+  void done() const {
+    if (state_.num_calls != call_) throw UsageError("the pool was called by one of its arguments");
+    state_.hashes.keys.clear();
+    state_.publications.clear();
+  }
+
+ private:
+  PoolState& state_;
+  uint64_t call_;
+};
+
 // The new blocks of each group, as a tuple of BlockRanges.
 PyObject* new_tuple(std::vector<RangeList>& blocks) {
   PyRef out(checked(PyTuple_New(static_cast<Py_ssize_t>(blocks.size()))));
@@ -87,17 +106,22 @@ PyObject* pool_admit(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     constexpr Py_ssize_t kEach = 8;
     PoolState& state = state_of(self);
     check_nargs("admit", nargs, kShared + kEach * state.pool.num_groups());
+    const NumbersFirst numbers(state);
     const Spare spare = spare_of(args);
-    state.hashes.keys.clear();
-    state.publications.clear();
+    for (size_t g = 0; g < state.needs.size(); ++g) {
+      PyObject* const* group = args + kShared + kEach * static_cast<Py_ssize_t>(g);
+      state.needs[g] = need_of(group + 1);
+      state.needs[g].skip = to_int32(group[5]);
+      state.to_publish[g] = to_int32(group[6]);
+    }
+    numbers.done();
     for (size_t g = 0; g < state.needs.size(); ++g) {
       PyObject* const* group = args + kShared + kEach * static_cast<Py_ssize_t>(g);
       state.hits[g] = ranges_of(group[0]);
-      state.needs[g] = need_of(group + 1);
-      state.needs[g].skip = to_int32(group[5]);
       const int32_t hit = state.hits[g].num_blocks();
       state.publications.emplace_back(state.pool, state.hashes, hit,
-                                      std::max(hit, state.needs[g].blocks), group[6], group[7]);
+                                      std::max(hit, state.needs[g].blocks), state.to_publish[g],
+                                      group[7]);
       require_current(self, static_cast<int32_t>(g), group[0], group[7]);
     }
     const RowHandle row =
@@ -124,18 +148,22 @@ PyObject* pool_grow(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     constexpr Py_ssize_t kEach = 6;
     PoolState& state = state_of(self);
     check_nargs("grow", nargs, kShared + kEach * state.pool.num_groups());
+    const NumbersFirst numbers(state);
     const RowHandle row = to_int64(args[0]);
     const Spare spare = spare_of(args + 1);
-    state.hashes.keys.clear();
-    state.publications.clear();
+    for (size_t g = 0; g < state.needs.size(); ++g) {
+      PyObject* const* group = args + kShared + kEach * static_cast<Py_ssize_t>(g);
+      state.needs[g] = need_of(group);
+      state.to_publish[g] = to_int32(group[4]);
+    }
+    numbers.done();
     for (size_t g = 0; g < state.needs.size(); ++g) {
       PyObject* const* group = args + kShared + kEach * static_cast<Py_ssize_t>(g);
       const auto number = static_cast<int32_t>(g);
-      state.needs[g] = need_of(group);
       state.publications.emplace_back(
           state.pool, state.hashes, state.pool.num_published(row, number),
           std::max(state.pool.row_blocks(row, number).num_blocks(), state.needs[g].blocks),
-          group[4], group[5]);
+          state.to_publish[g], group[5]);
     }
     if (!state.pool.grow(row, state.needs.data(), spare, state.added.data())) Py_RETURN_NONE;
     for (size_t g = 0; g < state.needs.size(); ++g) {
@@ -149,10 +177,12 @@ PyObject* pool_publish(PyObject* self, PyObject* const* args, Py_ssize_t nargs) 
   return guarded([&]() -> PyObject* {
     const int32_t group = group_of("publish", args, nargs, 3);
     const RowHandle row = to_int64(args[0]);
+    const int32_t blocks = to_int32(args[1]);
     PoolState& state = state_of(self);
+    ++state.num_calls;
     state.hashes.keys.clear();
     const Publication publication(state.pool, state.hashes, state.pool.num_published(row, group),
-                                  state.pool.row_blocks(row, group).num_blocks(), args[1], args[2]);
+                                  state.pool.row_blocks(row, group).num_blocks(), blocks, args[2]);
     publication.apply(state.pool, state.hashes, row, group);
     Py_RETURN_NONE;
   });

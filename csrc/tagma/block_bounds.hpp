@@ -45,8 +45,8 @@ struct BlockBounds {
   void check_range(BlockRange range) const {
     check_count(range.count);
     if (range.start < first || range.count > end - range.start) {
-      throw UsageError(message("range [", range.start, ", ", range.end(), ") is outside the pool [",
-                               first, ", ", end, ")"));
+      throw UsageError(message("range [", range.start, ", ", int64_t{range.start} + range.count,
+                               ") is outside the pool [", first, ", ", end, ")"));
     }
     if (alignment != 1 && range.start % alignment != 0) {
       throw UsageError(message("range start ", range.start, " breaks the alignment ", alignment));
@@ -65,7 +65,7 @@ struct BlockBounds {
     std::sort(sorted.begin(), sorted.end(),
               [](const BlockRange& a, const BlockRange& b) { return a.start < b.start; });
     for (size_t i = 1; i < sorted.size(); ++i) {
-      if (sorted[i].start < sorted[i - 1].end()) {
+      if (sorted[i].start - sorted[i - 1].start < sorted[i - 1].count) {
         throw UsageError(message("block ", sorted[i].start, " is named twice in one list"));
       }
     }

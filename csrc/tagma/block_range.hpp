@@ -29,13 +29,15 @@ struct BlockRange {
   BlockId start = 0;
   int32_t count = 0;
 
-  BlockId end() const { return start + count; }  // not of a null run
+  BlockId end() const { return start + count; }  // not of a null run, nor of one up to 2^31
   bool is_null() const { return start == kNullBlock; }
   // The block at an index into the range.
   BlockId at(int32_t i) const { return is_null() ? kNullBlock : start + i; }
   // The blocks from an index on.
   BlockRange behind(int32_t i) const { return {at(i), count - i}; }
-  bool contains(BlockId block) const { return !is_null() && block >= start && block < end(); }
+  bool contains(BlockId block) const {
+    return !is_null() && block >= start && block - start < count;
+  }
   bool operator==(const BlockRange& other) const {
     return start == other.start && count == other.count;
   }

@@ -77,6 +77,12 @@ class KvPool {
                             spec.align_blocks, cap, key_at);
   }
 
+  // Throws UsageError if the alignment is not 1: then nothing can be published.
+  void check_can_publish() const {
+    if (store_.allocator().alignment() == 1) return;
+    throw UsageError(message("publish in a pool with alignment ", store_.allocator().alignment()));
+  }
+
   // Publishes the row's blocks up to `blocks` under their keys (key_at() is called twice for each);
   // null blocks have none. Publishing less than is published already is a no-op. Returns the number
   // of blocks published before. Throws UsageError if the row is shorter or the alignment is not 1.
@@ -90,10 +96,7 @@ class KvPool {
       throw UsageError(
           message("publish ", blocks, " blocks of a row of ", row.blocks.num_blocks()));
     }
-    if (store_.allocator().alignment() != 1) {
-      throw UsageError(
-          message("publish in a pool with alignment ", store_.allocator().alignment()));
-    }
+    check_can_publish();
     if (row.published_step != step_.number()) {
       row.published_step = step_.number();
       row.published_before_step = before;
@@ -150,7 +153,7 @@ class KvPool {
     Lack lack;
     for (size_t g = 0; g < groups_.size(); ++g) {
       added[g].clear();
-      check_hit(groups_[g], hits[g]);
+      check_hit(groups_[g], hits[g], nulls_behind(hits[g], needs[g]) > 0);
       idle_hits += store_.allocator().count_idle(hits[g]);
       lack.add(std::max(hits[g].num_blocks(), needs[g].skip), needs[g]);
     }
@@ -168,7 +171,7 @@ class KvPool {
       store_.allocator().acquire(hits[g]);
       rows_.append(row, hits[g]);
       row.num_published = hits[g].num_blocks();
-      const int32_t nulls = std::min(needs[g].skip, needs[g].blocks) - hits[g].num_blocks();
+      const int32_t nulls = nulls_behind(hits[g], needs[g]);
       if (nulls > 0) rows_.append(row, RangeList({kNullBlock, nulls}));
       row.num_prompt = std::max(needs[g].prompt, needs[g].blocks);
       row.num_expected = expected_blocks(g, row.num_prompt, needs[g]);
@@ -437,10 +440,12 @@ class KvPool {
 
   // A hit that was evicted meanwhile must not be adopted: its blocks may be somebody else's by now.
   // Null blocks stand in front of windows and states only.
-  void check_hit(const GroupSpec& spec, const RangeList& hit) const {
-    if (hit.num_ranges() > max_ranges()) {
-      throw UsageError(
-          message("a hit of ", hit.num_ranges(), " ranges, above the cap of ", max_ranges()));
+  void check_hit(const GroupSpec& spec, const RangeList& hit, bool nulls_follow) const {
+    const int32_t ranges = hit.num_ranges() + (nulls_follow && hit.tail() != kNullBlock ? 1 : 0);
+    if (ranges > max_ranges()) {
+      throw UsageError(message("a hit of ", ranges, " ranges",
+                               nulls_follow ? " with its nulls" : "", ", above the cap of ",
+                               max_ranges()));
     }
     for (size_t i = 0; i < hit.ranges().size(); ++i) {
       const BlockRange& range = hit.ranges()[i];
@@ -455,6 +460,11 @@ class KvPool {
       }
     }
     BlockBounds::check_disjoint(hit);
+  }
+
+  // Null blocks that a new row has behind its hit; not above 0 if none.
+  static int32_t nulls_behind(const RangeList& hit, const Need& need) {
+    return std::min(need.skip, need.blocks) - hit.num_blocks();
   }
 
   int32_t expected_blocks(size_t group, int32_t known, const Need& need) const {

@@ -112,7 +112,7 @@ class KvRegionMap {
     for (int32_t id = 0; id < num_regions(); ++id) {
       for (const BlockRange& range : blocks.ranges()) {
         if (range.is_null()) continue;
-        address(id, int64_t{range.end()} - 1);  // the last of them
+        address(id, int64_t{range.start} + range.count - 1);  // the last of them
         out.push_back({id, address(id, range.start), range.count * region(id).bytes_per_block});
       }
     }

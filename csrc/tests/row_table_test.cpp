@@ -220,6 +220,24 @@ void skipped_blocks_are_told_with_the_next_change() {
   CHECK(changes.size() == 1 && is(changes[0], handle, 0, 10, list_of({{51, 1}})));
 }
 
+// New blocks of which some fell out before they were told.
+void nulls_among_what_is_told_add_no_range() {
+  RowTable table;
+  const RowHandle handle = table.open();
+  Row& row = table.at(handle);
+  table.append(row, list_of({{10, 4}}));
+  table.take_changes();
+  table.append(row, list_of({{14, 4}}));
+  table.skip(row, 6);
+  auto changes = table.take_changes();  // from 4 on it would be (10, 4), (0, 2), (16, 2) there
+  CHECK(changes.size() == 1 && is(changes[0], handle, 0, 0, list_of({{0, 6}, {16, 2}})));
+  table.append(row, list_of({{30, 1}}));
+  table.skip(row, 7);  // in front of the change, behind the nulls that were told
+  changes = table.take_changes();
+  CHECK(changes.size() == 1);
+  CHECK(is(changes[0], handle, 0, 6, list_of({{0, 1}, {17, 1}, {30, 1}})));
+}
+
 // Random rows: what somebody knows who follows the changes, and whose range begins where.
 void random_changes_suffice_and_owners_agree_with_a_scan() {
   for (const int32_t groups : {1, 2, 3}) {
@@ -340,6 +358,7 @@ int main() {
        a_place_that_is_closed_and_opened_again_in_one_step_is_told_once},
       {"skipped blocks are told with the next change",
        skipped_blocks_are_told_with_the_next_change},
+      {"nulls among what is told add no range", nulls_among_what_is_told_add_no_range},
       {"random changes suffice, and owners agree with a scan",
        random_changes_suffice_and_owners_agree_with_a_scan},
       {"shared ranges have their owner back when the others leave",

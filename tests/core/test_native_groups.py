@@ -178,3 +178,82 @@ def test_cached_blocks_can_be_pinned_and_free_ones_cannot() -> None:
 def test_group_specs_survive_a_pickle() -> None:
     """They are part of a configuration that crosses processes."""
     assert pickle.loads(pickle.dumps(FULL_AND_WINDOW)) == FULL_AND_WINDOW
+
+
+def test_an_argument_that_calls_the_pool_spoils_no_other_call(pool: Pool) -> None:
+    row, _ = pool.admit(0, 0, *need(1), *need(1))
+    inner: list[Any] = []
+
+    class Calling:
+        def __init__(self, call: Any) -> None:
+            self.call = call
+
+        def __index__(self) -> int:
+            inner.append(self.call())
+            return 2
+
+    def admits() -> Any:
+        return pool.admit(0, 0, *need(1), *need(1))
+
+    def grows() -> Any:
+        return pool.grow(row, 0, 0, *more(2), *more(2))
+
+    full = (NOTHING, 4, 0, 4, 12, 0, 4, KEYS)
+    for call in (admits, grows):
+        for at in range(1, 7):
+            window = [*full]
+            window[at] = Calling(call)
+            with pytest.raises(ValueError, match="called by one of its arguments"):
+                pool.admit(0, 0, *full, *window)
+        for at in range(5):
+            window = [8, 0, 8, 16, 4, KEYS]
+            window[at] = Calling(call)
+            with pytest.raises(ValueError, match="called by one of its arguments"):
+                pool.grow(row, 0, 0, 8, 0, 8, 16, 4, KEYS, *window)
+    assert len(inner) == 22
+    assert None not in inner
+    assert len(pool.row_blocks(row)) == 2
+    assert pool.lookup(KEYS, 9) == NOTHING
+    pool.check_invariants()
+
+
+def test_a_list_of_hashes_is_read_after_all_numbers(pool: Pool) -> None:
+    hashes = list(KEYS)
+
+    class Replacing:
+        def __index__(self) -> int:
+            hashes[:4] = KEYS[10:14]
+            return 4
+
+    row, (full, _) = pool.admit(
+        0, 0, NOTHING, 4, 0, 4, 12, 0, 4, hashes, *need(4)[:5], Replacing(), 0, KEYS
+    )
+    assert pool.lookup(KEYS, 4) == NOTHING
+    assert pool.lookup(KEYS[10:], 4) == full
+    pool.free(row)
+    pool.check_invariants()
+
+
+def test_null_blocks_behind_a_hit_count_against_the_cap() -> None:
+    pool = Pool(40, max_ranges=2, groups=(GroupSpec("window", window_blocks=2),))
+    pool.begin_step()
+    pool.admit(0, 0, *need(6, publish=6))
+    hit = BlockRanges([(1, 1), (3, 1)])
+    free = pool.num_free
+    with pytest.raises(ValueError, match="a hit of 3 ranges with its nulls, above the cap of 2"):
+        pool.admit(0, 0, *need(4, hit=hit, skip=4))
+    assert pool.num_free == free
+    row, _ = pool.admit(0, 0, *need(2, hit=hit, skip=2))
+    assert pool.row_blocks(row) == hit
+    pool.check_invariants()
+
+
+def test_a_pool_that_cannot_publish_does_not_grow_a_row_first() -> None:
+    pool = Pool(64, alignment=2)
+    row, _ = pool.admit(0, 0, *need(2))
+    with pytest.raises(ValueError, match="publish in a pool with alignment 2"):
+        pool.grow(row, 0, 0, 4, 0, 4, 12, 2, KEYS)
+    assert len(pool.row_blocks(row)) == 2
+    with pytest.raises(ValueError, match="publish in a pool with alignment 2"):
+        pool.admit(0, 0, *need(4, publish=4))
+    assert pool.stats()["rows"] == 1
