@@ -146,7 +146,7 @@ class RowTable {
       // grew and was cut back has nothing to tell.
       int32_t first = std::exchange(row.changed_from, Row::kUnchanged);
       if (first >= row.blocks.num_blocks()) continue;
-      if (row.num_hidden > 0) first = 0;
+      if (row.num_hidden > 0 || first < row.blocks.num_leading_nulls()) first = 0;
       if (first == 0) row.num_hidden = 0;
       out.push_back({handle_of(static_cast<size_t>(slot)), slot % num_groups_, first,
                      row.blocks.slice(first, row.blocks.num_blocks())});
