@@ -75,11 +75,7 @@ RangeList rightmost_window(const PrefixIndex& index, int32_t group, int32_t max_
       found.push_back(block);
     }
   }
-  if (static_cast<int32_t>(found.size()) < window) {
-    first = 0;  // what was found reaches down to the first block
-    const auto kept = static_cast<int32_t>(found.size()) / align * align;
-    found.erase(found.begin(), found.end() - kept);
-  }
+  if (static_cast<int32_t>(found.size()) < window) first = 0;  // what was found begins there
   RangeList hit;
   if (found.empty()) return hit;
   hit.append({kNullBlock, first});

@@ -31,17 +31,18 @@ void one_capacity_check_for_all_groups() {
   const Keys keys = keys_from(0, 20);
   for (int32_t first = 0; first <= 8; ++first) {
     for (int32_t second = 0; second <= 8; ++second) {
-      for (int32_t extra = 0; extra < 12; ++extra) {
+      for (int32_t extra = 0; extra < 24; ++extra) {
         PoolPair pair(options_of(10, {full_group(), window_group(2)}), small_book());
         Spare spare;
         spare.watermark = extra % 2;
         spare.reserved = extra / 2 % 2;
         std::vector<Need> needs = needs_of({first, second});
-        needs[1].gate = extra / 4 == 0 ? 0 : second + extra / 4 - 1;
-        needs[0].skip = 0;
-        const int32_t gate = std::max(needs[1].gate - 0, 0);
+        // One group asks for the whole prompt, and the other for nothing beyond.
+        const size_t gated = extra / 12 == 0 ? 0 : 1;
+        const int32_t gate = extra / 4 % 3 == 0 ? 0 : needs[gated].blocks + extra / 4 % 3 - 1;
+        needs[gated].gate = gate;
         const bool fits = first + second + spare.watermark + spare.reserved <= 9 &&
-                          (needs[1].gate == 0 || gate + spare.watermark <= 9);
+                          (gate == 0 || gate + spare.watermark <= 9);
         const int row = pair.admit(keys, std::vector<RangeList>(2), needs, spare);
         CHECK((row >= 0) == fits);
         pair.compare();

@@ -143,6 +143,8 @@ void a_preempted_request_withdraws_in_each_group() {
   pair.begin_step();
   pair.publish(0, 4, 0);
   CHECK(grow_groups(pair, 0, {5, 6}));
+  pair.publish(0, 6, 1);
+  CHECK(pair.lookup(1, keys, 9).num_blocks() == 6);
   pair.free(0);
   CHECK(pair.lookup(0, keys, 9).num_blocks() == 2);
   CHECK(pair.lookup(1, keys, 9).num_blocks() == 4);

@@ -200,6 +200,8 @@ void a_place_that_is_closed_and_opened_again_in_one_step_is_told_once() {
 void skipped_blocks_are_told_with_the_next_change() {
   RowTable table;
   const RowHandle handle = table.open();
+  const RowHandle other = table.open();
+  const RowHandle third = table.open();
   Row& row = table.at(handle);
   table.append(row, list_of({{10, 4}, {20, 2}, {30, 2}}));
   table.take_changes();
@@ -218,6 +220,23 @@ void skipped_blocks_are_told_with_the_next_change() {
   table.append(row, list_of({{51, 1}}));
   changes = table.take_changes();
   CHECK(changes.size() == 1 && is(changes[0], handle, 0, 10, list_of({{51, 1}})));
+  // A range and a piece of the next one fall out, and the rest moves: three would be known of two.
+  Row& moved = table.at(other);
+  table.append(moved, list_of({{10, 3}, {20, 3}}));
+  table.take_changes();
+  table.skip(moved, 4);
+  table.replace(moved, 4, list_of({{30, 2}}));
+  changes = table.take_changes();
+  CHECK(changes.size() == 1 && is(changes[0], other, 0, 0, list_of({{0, 4}, {30, 2}})));
+  // It moves, and more falls out before that is told.
+  Row& late = table.at(third);
+  table.append(late, list_of({{10, 8}}));
+  table.take_changes();
+  table.skip(late, 2);
+  table.replace(late, 2, list_of({{40, 6}}));
+  table.skip(late, 4);
+  changes = table.take_changes();
+  CHECK(changes.size() == 1 && is(changes[0], third, 0, 0, list_of({{0, 4}, {42, 4}})));
 }
 
 // New blocks of which some fell out before they were told.
@@ -248,10 +267,11 @@ void random_changes_suffice_and_owners_agree_with_a_scan() {
     std::map<std::pair<RowHandle, int32_t>, std::vector<BlockId>> known;
     std::vector<int> free(kBlocks, 1);
     free[kNullBlock] = 0;
-    const auto take = [&](int32_t count) {  // any free blocks
+    const auto take = [&](int32_t count) {  // free blocks, often one behind the other
       RangeList out;
+      BlockId b = kNullBlock;
       for (int i = 0; i < 200 && out.num_blocks() < count; ++i) {
-        const auto b = static_cast<BlockId>(random() % kBlocks);
+        b = random() % 4 != 0 && b + 1 < kBlocks ? b + 1 : static_cast<BlockId>(random() % kBlocks);
         if (free[static_cast<size_t>(b)] == 0) continue;
         free[static_cast<size_t>(b)] = 0;
         out.append({b, 1});
