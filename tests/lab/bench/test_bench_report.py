@@ -11,12 +11,14 @@ from xml.etree import ElementTree
 
 import pytest
 import typer
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from vllm_tagma.lab.bench import schema
 from vllm_tagma.lab.report import content, html_page, markdown
 from vllm_tagma.lab.report.charts import Bar, Row, bar_chart
-from vllm_tagma.lab.report.document import Bullets, Document, Section, Table
+from vllm_tagma.lab.report.document import Bullets, Document, Figure, Section, Table
 from vllm_tagma.lab.report.report_command import report, write_report
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ def test_the_page_is_whole_and_needs_nothing_else(make_result: Make) -> None:
     for reference in checker.references:
         assert reference.startswith(("#s", "data:image/svg+xml;base64,"))
     assert "<script" not in page
-    anchors = set(re.findall(r'<section id="(\w+)"', page))
+    anchors = set(re.findall(r'<h2 id="(\w+)"', page))
     assert {r[1:] for r in checker.references if r.startswith("#")} == anchors
 
 
@@ -76,7 +78,7 @@ def test_text_from_the_file_is_escaped(make_result: Make) -> None:
     assert "Example &lt;CPU&gt; | 9000" in page
     assert "<CPU>" not in page
     text = markdown.render(content.build([make_result()]), figures="figures")
-    assert "| machine.cpu | Example <CPU> \\| 9000 |" in text
+    assert "| machine.cpu | Example \\<CPU> \\| 9000 |" in text
 
 
 def test_figures_of_the_page(make_result: Make) -> None:
@@ -170,12 +172,58 @@ def test_rendering_of_each_block() -> None:
         ],
     )
     assert markdown.render(document, figures="f") == (
-        "# T & U\n\ns\n\n## one\n\ntext <b>\n\n| a | b |\n| --- | ---: |\n| x | 1 |\n\n- first\n"
+        "# T & U\n\ns\n\n## one\n\ntext \\<b>\n\n| a | b |\n| --- | ---: |\n| x | 1 |\n\n- first\n"
     )
     page = html_page.render(document)
     assert "<h1>T &amp; U</h1>" in page
-    assert '<td>x</td><td class="n">1</td>' in page
+    assert '<td>x</td>\n<td style="text-align:right">1</td>' in page
     assert "<p>text &lt;b&gt;</p>" in page
+
+
+class _Texts(HTMLParser):
+    """The words of each element that holds text, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, list[str]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, []))
+        if tag == "img":
+            self.found[-1][1].extend((dict(attrs)["alt"] or "").split())
+
+    def handle_data(self, data: str) -> None:
+        if self.found:
+            self.found[-1][1].extend(data.split())
+
+
+_MARKUP = "*_`~#>-+=|<[]()!&;$\\\"'.:/ \n\tab1é"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text(st.sampled_from(_MARKUP), min_size=1).filter(str.strip)
+    | st.text(st.characters(exclude_categories=["C"]), min_size=1).filter(str.strip)
+)
+@example("1. one")
+@example("    indented")
+@example("&amp; &#35; \\| <b>")
+@example("---")
+@example("~~~")
+def test_text_is_never_markup(text: str) -> None:
+    svg = "<svg/>"
+    table = Table(columns=[text, "b"], rows=[[text, "1"]], numeric=frozenset({1}))
+    figure = Figure(name="f", svg=svg, alt=text, caption=text)
+    blocks: list[str | Table | Figure | Bullets] = [text, table, Bullets(items=[text]), figure]
+    document = Document(title=text, subtitle=text, sections=[Section(title=text, blocks=blocks)])
+    texts = _Texts()
+    texts.feed(html_page.render(document).partition("<main>")[2])
+    words = text.split()
+    tags = ("h1", "p", "a", "h2", "p", "th", "th", "td", "td", "li", "img", "em")
+    assert [found for found in texts.found if found[1]] == [
+        (tag, {"th": ["b"], "td": ["1"]}[tag] if tags[:i].count(tag) and tag[0] == "t" else words)
+        for i, tag in enumerate(tags)
+    ]
 
 
 def test_files_written(make_result: Make, tmp_path: Path) -> None:

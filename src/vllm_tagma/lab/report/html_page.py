@@ -5,7 +5,12 @@ from __future__ import annotations
 import base64
 from html import escape
 
-from vllm_tagma.lab.report.document import Bullets, Document, Figure, Section, Table
+from markdown_it import MarkdownIt
+
+from vllm_tagma.lab.report import markdown
+from vllm_tagma.lab.report.document import Document
+
+_SECTION = ("heading_open", "h2")
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -17,78 +22,46 @@ h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; }
 h2 { font-size: 1.25rem; margin: 2.6rem 0 .6rem; padding-top: .5rem;
   border-top: 1px solid #d9dce1; }
 p { max-width: 46rem; margin: .6rem 0; }
-.subtitle { color: #565b63; margin-bottom: 1rem; }
+h1 + p { color: #565b63; margin-bottom: 1rem; }
 nav ul { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; padding: 0; }
 nav a, a { color: #1f5fa8; }
-.scroll { overflow-x: auto; margin: .8rem 0; }
-table { border-collapse: collapse; font-size: .88rem; }
+table { border-collapse: collapse; font-size: .88rem; display: block; overflow-x: auto;
+  margin: .8rem 0; }
 th, td { text-align: left; padding: .28rem .75rem .28rem 0; border-bottom: 1px solid #e6e8ec;
   vertical-align: top; }
 th { font-weight: 600; border-bottom-color: #9aa0a9; white-space: nowrap; }
-.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-figure { margin: 1.1rem 0; }
-figure img { max-width: 100%; height: auto; display: block; }
-figcaption { color: #565b63; font-size: .88rem; max-width: 46rem; margin-top: .3rem; }
+[style*=right] { font-variant-numeric: tabular-nums; white-space: nowrap; }
+p:has(> img) { max-width: none; }
+img { max-width: 100%; height: auto; display: block; }
+p > em:only-child { color: #565b63; font-size: .88rem; font-style: normal; }
 li { max-width: 46rem; }
-@media print { nav { display: none; } h2 { break-after: avoid; } figure { break-inside: avoid; } }
+@media print { nav { display: none; } h2 { break-after: avoid; } img { break-inside: avoid; } }
 """
 
 
 def render(document: Document) -> str:
-    """The page. Everything is escaped: names and versions come from files."""
-    anchors = [f"s{number}" for number in range(1, len(document.sections) + 1)]
-    links = "".join(
-        f'<li><a href="#{anchor}">{escape(section.title)}</a></li>'
-        for anchor, section in zip(anchors, document.sections, strict=True)
+    """The page: the Markdown text as HTML. All text is escaped: names come from files."""
+    reader = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
+    tokens = reader.parse(markdown.render(document, figures="figures"))
+    headings = [i for i, token in enumerate(tokens) if (token.type, token.tag) == _SECTION]
+    links = ""
+    for number, (place, section) in enumerate(zip(headings, document.sections, strict=True), 1):
+        tokens[place].attrSet("id", f"s{number}")
+        links += f'<li><a href="#s{number}">{escape(section.title)}</a></li>'
+    first = min(headings, default=len(tokens))
+    above, below = (
+        reader.renderer.render(part, reader.options, {})
+        for part in (tokens[:first], tokens[first:])
     )
-    sections = "\n".join(
-        _section(section, anchor)
-        for anchor, section in zip(anchors, document.sections, strict=True)
-    )
+    for figure in document.figures:
+        # As images, because several inline SVGs would share their ids.
+        data = base64.b64encode(figure.svg.encode()).decode()
+        below = below.replace(
+            f'src="figures/{figure.name}.svg"', f'src="data:image/svg+xml;base64,{data}"'
+        )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(document.title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f"<main>\n<h1>{escape(document.title)}</h1>\n"
-        f'<p class="subtitle">{escape(document.subtitle)}</p>\n'
-        f"<nav><ul>{links}</ul></nav>\n{sections}\n</main>\n</body>\n</html>\n"
-    )
-
-
-def _section(section: Section, anchor: str) -> str:
-    parts = [f'<section id="{anchor}">', f"<h2>{escape(section.title)}</h2>"]
-    for block in section.blocks:
-        if isinstance(block, Table):
-            parts.append(_table(block))
-        elif isinstance(block, Figure):
-            parts.append(_figure(block))
-        elif isinstance(block, Bullets):
-            items = "".join(f"<li>{escape(item)}</li>" for item in block.items)
-            parts.append(f"<ul>{items}</ul>")
-        else:
-            parts.append(f"<p>{escape(block)}</p>")
-    return "\n".join([*parts, "</section>"])
-
-
-def _table(table: Table) -> str:
-    def cells(row: list[str], tag: str) -> str:
-        return "".join(
-            f"<{tag}{_class(i, table)}>{escape(cell)}</{tag}>" for i, cell in enumerate(row)
-        )
-
-    head = f"<thead><tr>{cells(list(table.columns), 'th')}</tr></thead>"
-    body = "".join(f"<tr>{cells(list(row), 'td')}</tr>" for row in table.rows)
-    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
-
-
-def _class(column: int, table: Table) -> str:
-    return ' class="n"' if column in table.numeric else ""
-
-
-def _figure(figure: Figure) -> str:
-    # As images, because several inline SVGs would share their ids.
-    data = base64.b64encode(figure.svg.encode()).decode()
-    return (
-        f'<figure><img alt="{escape(figure.alt)}" src="data:image/svg+xml;base64,{data}">'
-        f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
+        f"<main>\n{above}<nav><ul>{links}</ul></nav>\n{below}</main>\n</body>\n</html>\n"
     )
