@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "tagma/admission.hpp"
 #include "tagma/block_range.hpp"
 #include "tagma/block_store.hpp"
 #include "tagma/compactor.hpp"
@@ -148,16 +149,17 @@ class KvPool {
   // was, if too few blocks are free for all groups together, or (last resort) if a row would exceed
   // the range cap whatever is evicted. Throws UsageError on a stale hit or a malformed need.
   RowHandle admit(const RangeList* hits, const Need* needs, const Spare& spare, RangeList* added) {
-    check_needs(needs, spare);
+    check_needs(needs, groups_.size(), spare, store_.allocator().alignment());
     int32_t idle_hits = 0;
     Lack lack;
     for (size_t g = 0; g < groups_.size(); ++g) {
       added[g].clear();
-      check_hit(groups_[g], hits[g], nulls_behind(hits[g], needs[g]) > 0);
+      check_hit(store_.allocator(), groups_[g], hits[g], nulls_behind(hits[g], needs[g]) > 0,
+                max_ranges());
       idle_hits += store_.allocator().count_idle(hits[g]);
       lack.add(std::max(hits[g].num_blocks(), needs[g].skip), needs[g]);
     }
-    if (!fits(lack, idle_hits, spare)) return 0;
+    if (!lack.fits(store_.allocator().num_free(), idle_hits, spare)) return 0;
     const RowHandle handle = rows_.open();
     Rollback close([&] {
       for (size_t g = 0; g < groups_.size(); ++g) {
@@ -188,13 +190,13 @@ class KvPool {
   // never takes any away. Returns false, and leaves the rows as they were, for the reasons admit()
   // returns 0. O(1) for each group whose last range grows in place.
   bool grow(RowHandle handle, const Need* needs, const Spare& spare, RangeList* added) {
-    check_needs(needs, spare);
+    check_needs(needs, groups_.size(), spare, store_.allocator().alignment());
     Lack lack;
     for (size_t g = 0; g < groups_.size(); ++g) {
       added[g].clear();
       lack.add(row_at(handle, g).blocks.num_blocks(), needs[g]);
     }
-    if (!fits(lack, 0, spare)) return false;
+    if (!lack.fits(store_.allocator().num_free(), 0, spare)) return false;
     if (lack.now == 0) return true;
     size_t grown = 0;  // groups
     Rollback shrink([&] {
@@ -374,19 +376,6 @@ class KvPool {
   // An insertion takes about a tenth of a trip to memory.
   static constexpr int32_t kPrefetchAhead = 12;
 
-  // Blocks that the rows of a request lack, over all groups. Sums are taken in 64 bits.
-  struct Lack {
-    int64_t now = 0;
-    int64_t gate = 0;
-    bool gated = false;
-
-    void add(int32_t held, const Need& need) {
-      now += std::max(need.blocks - held, 0);
-      gate += std::max(need.gate - held, 0);
-      gated |= need.gate > 0;
-    }
-  };
-
   static AllocatorOptions allocator_options(const PoolOptions& options) {
     AllocatorOptions out;
     out.num_blocks = options.num_blocks;
@@ -416,52 +405,6 @@ class KvPool {
     return rows_.at(handle, static_cast<int32_t>(group));
   }
 
-  // Everything a need says is a count of blocks.
-  void check_needs(const Need* needs, const Spare& spare) const {
-    const auto check = [](int32_t value) {
-      if (value < 0) throw UsageError(message("a demand of ", value, " blocks is negative"));
-    };
-    check(spare.watermark);
-    check(spare.reserved);
-    const int32_t alignment = store_.allocator().alignment();
-    for (size_t g = 0; g < groups_.size(); ++g) {
-      const Need& need = needs[g];
-      check(need.blocks);
-      check(need.gate);
-      check(need.prompt);
-      check(need.limit);
-      check(need.skip);
-      if (need.blocks % alignment != 0) {
-        throw UsageError(message("a demand of ", need.blocks,
-                                 " blocks is not a multiple of the alignment ", alignment));
-      }
-    }
-  }
-
-  // A hit that was evicted meanwhile must not be adopted: its blocks may be somebody else's by now.
-  // Null blocks stand in front of windows and states only.
-  void check_hit(const GroupSpec& spec, const RangeList& hit, bool nulls_follow) const {
-    const int32_t ranges = hit.num_ranges() + (nulls_follow && hit.tail() != kNullBlock ? 1 : 0);
-    if (ranges > max_ranges()) {
-      throw UsageError(message("a hit of ", ranges, " ranges",
-                               nulls_follow ? " with its nulls" : "", ", above the cap of ",
-                               max_ranges()));
-    }
-    for (size_t i = 0; i < hit.ranges().size(); ++i) {
-      const BlockRange& range = hit.ranges()[i];
-      if (range.is_null()) {
-        if (i == 0 && spec.kind != GroupKind::kPrefix) continue;
-        throw UsageError(message("a hit with ", range.count, " null blocks where none can be"));
-      }
-      for (BlockId b = range.start; b < range.end(); ++b) {
-        if (!store_.allocator().is_cached(b)) {
-          throw UsageError(message("block ", b, " is not cached: a stale prefix hit"));
-        }
-      }
-    }
-    BlockBounds::check_disjoint(hit);
-  }
-
   // Null blocks that a new row has behind its hit; not above 0 if none.
   static int32_t nulls_behind(const RangeList& hit, const Need& need) {
     return std::min(need.skip, need.blocks) - hit.num_blocks();
@@ -471,13 +414,6 @@ class KvPool {
     const int64_t hoped = int64_t{known} + headroom_[group].blocks();
     const int64_t limit = std::max(need.limit, need.blocks);
     return static_cast<int32_t>(std::min({hoped, limit, int64_t{store_.allocator().capacity()}}));
-  }
-
-  bool fits(const Lack& lack, int32_t idle_hits, const Spare& spare) const {
-    const int64_t taken = int64_t{idle_hits} + spare.watermark;
-    const int64_t free = store_.allocator().num_free();
-    if (lack.gated && lack.gate + taken > free) return false;
-    return lack.now + taken <= free - spare.reserved;
   }
 
   void withdraw(const RangeList& blocks) {
