@@ -2,7 +2,7 @@
 
 ``test_pool_model.py`` predicts every answer of a pool that moves nothing. Where blocks move, which
 ones do is policy; what must hold is that content follows: after each step, with the step's copies
-made and its row moves followed, each row and each published prefix holds what was written to it.
+made and its row updates followed, each row and each published prefix holds what was written to it.
 """
 
 from __future__ import annotations
