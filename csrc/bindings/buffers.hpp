@@ -59,7 +59,9 @@ auto with_ids(PyObject* ids, Body&& body) {
     std::vector<BlockId> values;
     values.reserve(static_cast<size_t>(count));
     for (Py_ssize_t i = 0; i < count; ++i) {
-      values.push_back(to_int32(checked(PyList_GetItem(ids, i))));  // the item is borrowed
+      // An item's __index__ may take it out of the list.
+      const PyRef item(Py_NewRef(checked(PyList_GetItem(ids, i))));
+      values.push_back(to_int32(item.get()));
     }
     return body(values.data(), static_cast<int64_t>(values.size()));
   }

@@ -201,32 +201,34 @@ PyObject* holes(PyObject* self, PyObject*) {
 }
 
 PyObject* stats(PyObject* self, PyObject*) {
-  const KvPool& pool = pool_of(self);
-  const tagma::KvAllocator& allocator = pool.allocator();
-  const tagma::RowRanges rows = pool.row_ranges();
-  return Py_BuildValue(
-      "{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:L,s:i,s:i,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:n}",
-      "capacity_blocks", allocator.capacity(),                             //
-      "free_blocks", allocator.num_free(),                                 //
-      "live_blocks", allocator.num_live(),                                 //
-      "idle_blocks", allocator.num_idle(),                                 //
-      "cached_blocks", allocator.num_cached(),                             //
-      "hole_blocks", allocator.holes().num_blocks(),                       //
-      "holes", allocator.holes().num_holes(),                              //
-      "largest_hole_blocks", allocator.holes().largest().count,            //
-      "rows", pool.num_rows(),                                             //
-      "row_ranges", static_cast<long long>(rows.total),                    //
-      "max_row_ranges", rows.longest,                                      //
-      "one_range_rows", rows.single,                                       //
-      "pins", pool.pins().size(),                                          //
-      "pinned_blocks", pool.pins().num_blocks(),                           //
-      "headroom_blocks", pool.headroom_blocks(),                           //
-      "evictions", static_cast<long long>(pool.num_evictions()),           //
-      "moved_blocks", static_cast<long long>(pool.num_moved()),            //
-      "moved_live_blocks", static_cast<long long>(pool.num_moved_live()),  //
-      "cap_evictions", static_cast<long long>(pool.num_cap_evictions()),   //
-      "cap_refusals", static_cast<long long>(pool.num_cap_refusals()),     //
-      "memory_bytes", static_cast<Py_ssize_t>(pool.memory_bytes()));
+  return guarded([&] {
+    const KvPool& pool = pool_of(self);
+    const tagma::KvAllocator& allocator = pool.allocator();
+    const tagma::RowRanges rows = pool.row_ranges();
+    return Py_BuildValue(
+        "{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:L,s:i,s:i,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:n}",
+        "capacity_blocks", allocator.capacity(),                             //
+        "free_blocks", allocator.num_free(),                                 //
+        "live_blocks", allocator.num_live(),                                 //
+        "idle_blocks", allocator.num_idle(),                                 //
+        "cached_blocks", allocator.num_cached(),                             //
+        "hole_blocks", allocator.holes().num_blocks(),                       //
+        "holes", allocator.holes().num_holes(),                              //
+        "largest_hole_blocks", allocator.holes().largest().count,            //
+        "rows", pool.num_rows(),                                             //
+        "row_ranges", static_cast<long long>(rows.total),                    //
+        "max_row_ranges", rows.longest,                                      //
+        "one_range_rows", rows.single,                                       //
+        "pins", pool.pins().size(),                                          //
+        "pinned_blocks", pool.pins().num_blocks(),                           //
+        "headroom_blocks", pool.headroom_blocks(),                           //
+        "evictions", static_cast<long long>(pool.num_evictions()),           //
+        "moved_blocks", static_cast<long long>(pool.num_moved()),            //
+        "moved_live_blocks", static_cast<long long>(pool.num_moved_live()),  //
+        "cap_evictions", static_cast<long long>(pool.num_cap_evictions()),   //
+        "cap_refusals", static_cast<long long>(pool.num_cap_refusals()),     //
+        "memory_bytes", static_cast<Py_ssize_t>(pool.memory_bytes()));
+  });
 }
 
 PyObject* check_invariants(PyObject* self, PyObject*) {

@@ -308,7 +308,10 @@ class KvPool {
       if (!range.is_null()) held.append(range);
     }
     store_.allocator().acquire(held);
-    return pins_.add(std::move(held));
+    Rollback drop([&] { store_.allocator().unreference(held); });  // no memory for the pin
+    const PinHandle handle = pins_.add(held);
+    drop.keep();
+    return handle;
   }
 
   // Throws UsageError if the pin is not held. O(blocks).

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include "tagma/block_range.hpp"
@@ -20,9 +19,9 @@ using PinHandle = int64_t;
 
 class PinTable {
  public:
-  PinHandle add(RangeList&& blocks) {
-    pins_.emplace(++last_, std::move(blocks));
-    return last_;
+  PinHandle add(const RangeList& blocks) {
+    pins_.emplace(last_ + 1, blocks);
+    return ++last_;
   }
 
   // The blocks of a pin. Throws UsageError if there is none by this handle. O(log pins).
