@@ -92,7 +92,7 @@ class PrefixIndex {
   void insert(BlockId block, int32_t group, const uint8_t* key) {
     if (key_bytes_ == 0) throw UsageError("publish before set_key_bytes()");
     if (contains(block)) throw UsageError(message("block ", block, " is published already"));
-    copy(key_at(block), key);
+    copy_key(block, key);
     if (has_groups_) group_of_[block] = static_cast<uint8_t>(group);
     size_t slot = home(group, key);
     while (slots_[slot] != kNullBlock && !equal(slots_[slot], group, key)) slot = next(slot);
@@ -145,7 +145,7 @@ class PrefixIndex {
     const BlockId head = slots_[slot];
     const BlockId before = prev_same_[from];
     const BlockId after = next_same_[from];
-    copy(key_at(to), key(from));
+    copy_key(to, key(from));
     if (has_groups_) group_of_[to] = group_of_[from];
     next_same_[to] = after;
     prev_same_[to] = before == from ? to : before;
@@ -232,10 +232,6 @@ class PrefixIndex {
     return num_groups;
   }
 
-  uint8_t* key_at(BlockId block) {
-    return keys_.data() + (static_cast<size_t>(block) << stride_log2_);
-  }
-
   int32_t group_of(BlockId block) const { return has_groups_ ? group_of_[block] : 0; }
 
   bool equal(BlockId block, int32_t of_group, const uint8_t* other) const {
@@ -251,11 +247,11 @@ class PrefixIndex {
     return std::memcmp(key(block), other, key_bytes_) == 0;
   }
 
-  void copy(uint8_t* to, const uint8_t* from) const {
+  void copy_key(BlockId block, const uint8_t* from) {
     if (key_bytes_ == kUsualKeyBytes) {
-      std::memcpy(to, from, kUsualKeyBytes);
+      std::memcpy(keys_.data() + static_cast<size_t>(block) * kUsualKeyBytes, from, kUsualKeyBytes);
     } else {
-      std::memcpy(to, from, key_bytes_);
+      std::memcpy(keys_.data() + (static_cast<size_t>(block) << stride_log2_), from, key_bytes_);
     }
   }
 

@@ -238,8 +238,7 @@ class TagmaKVCacheManager:
         hashes = request.block_hashes
         if row is None:
             admitted = self.pool.admit(
-                *(watermark, reserved_blocks),
-                *(hit, needed, gate, prompt, limit, 0, publish, hashes),
+                watermark, reserved_blocks, hit, needed, gate, prompt, limit, 0, publish, hashes
             )
             if admitted is None:
                 self._observers.blocks_left()  # the range cap may have cost some
@@ -255,8 +254,7 @@ class TagmaKVCacheManager:
                     f"cannot adopt a prefix hit of {len(hit)}"
                 )
             grown = self.pool.grow(
-                *(row.handle, watermark, reserved_blocks),
-                *(needed, gate, prompt, limit, publish, hashes),
+                row.handle, watermark, reserved_blocks, needed, gate, prompt, limit, publish, hashes
             )
             if grown is None:
                 self._observers.blocks_left()  # the range cap may have cost some
