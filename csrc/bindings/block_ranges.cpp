@@ -1,8 +1,6 @@
 #include "bindings/block_ranges.hpp"
 
-#include <algorithm>
 #include <memory>
-#include <numeric>
 #include <utility>
 
 #include "bindings/buffers.hpp"
@@ -155,12 +153,7 @@ PyObject* write_ids(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     }
     tagma::BlockId* next = out.data() + at;
     for (const BlockRange& range : list.ranges()) {
-      if (range.is_null()) {
-        std::fill_n(next, range.count, tagma::kNullBlock);
-      } else {
-        std::iota(next, next + range.count, range.start);
-      }
-      next += range.count;
+      for (int32_t i = 0; i < range.count; ++i) *next++ = range.at(i);
     }
     Py_RETURN_NONE;
   });

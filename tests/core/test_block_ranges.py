@@ -63,6 +63,9 @@ def test_ids_are_written_into_a_buffer() -> None:
     out = np.full(8, -7, np.int32)
     ranges.write_ids(out, 2)
     assert out.tolist() == [-7, -7, 4, 5, 0, 0, 1, -7]
+    BlockRanges.from_ids([INT32_MAX - 1, INT32_MAX]).write_ids(out, 6)
+    assert out[5:].tolist() == [0, INT32_MAX - 1, INT32_MAX]
+    out[6:] = [1, -7]
     BlockRanges().write_ids(out, 8)
     assert out.tolist() == [-7, -7, 4, 5, 0, 0, 1, -7]
 

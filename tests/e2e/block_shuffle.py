@@ -6,7 +6,7 @@ running requests, shared ones, idle cached ones, free ones, in chains, swaps and
 is more than compaction ever does, and knows nothing of its policy. To vLLM's manager nothing
 happens: its block objects keep their owners, hashes and places in the free queue, and only their
 ids are exchanged. The workers must follow by copies and row updates; rows that did not move come
-by vLLM's ids alone.
+from vLLM's ids.
 
 ``CoreRelocation`` works under our scheduler and manager and asks the pool to move running requests'
 blocks, which it records as compaction does.
@@ -51,9 +51,14 @@ class _Driver:
         self._scheduler.max_num_scheduled_tokens = budget
         if not self.enabled:
             return self._schedule(*args, **kwargs)
+        known = {r.request_id: self._row(r.request_id) for r in self._scheduler.running}
         output = self._moved(*args, **kwargs)
         copies = dict(output.kv_cache_block_copies or [])
-        names = {update.request_id for update in row_updates_of(output)}
+        names = [
+            name
+            for name, _, first, ranges in row_updates_of(output)
+            if (old := known.get(name, [])[first:]) and ranges.ids()[: len(old)] != old
+        ]
         self.steps += bool(copies)
         self.copies += len(copies)
         self.cycles += sum(source in copies.values() for source in copies)
@@ -101,17 +106,18 @@ class BlockShuffle(_Driver):
         mapping = self._draw()
         self._exchange_ids(mapping)
         known = {r.request_id: self._row(r.request_id) for r in self._scheduler.running}
-        moved = [name for name, ids in known.items() if not set(ids).isdisjoint(mapping.values())]
         output = self._schedule(*args, **kwargs)
         assert not output.kv_cache_block_copies, "vLLM copies blocks itself in this step"
         output.kv_cache_block_copies = list(mapping.items()) or None
         whole = {request.req_id for request in output.scheduled_new_reqs}
-        whole |= output.scheduled_cached_reqs.resumed_req_ids  # come with all their ids
-        updates = [
-            RowUpdate(name, 0, 0, BlockRanges.from_ids(self._row(name)))
-            for name in moved
-            if name not in whole and self._row(name)  # one that was preempted has none
-        ]
+        whole |= output.scheduled_cached_reqs.resumed_req_ids
+        updates = []
+        for name, before in known.items():
+            ids = self._row(name)  # with what the step appends; none if it was preempted
+            changed = [at for at, block in enumerate(before) if block in mapping.values()]
+            if ids and changed:
+                first = 0 if name in whole else changed[0]
+                updates.append(RowUpdate(name, 0, first, BlockRanges.from_ids(ids[first:])))
         return with_row_updates(output, updates)
 
     def _draw(self) -> dict[int, int]:

@@ -65,7 +65,7 @@ class TagmaCPUModelRunner(CPUModelRunner):  # type: ignore[misc]
             return super()._update_states(scheduler_output)
         tables = self.input_batch.block_table.block_tables
         of_groups = by_group(updates, len(tables))
-        self._move_ids(updates, scheduler_output)
+        self._move_ids(updates)
         for table, of_group in zip(tables, of_groups, strict=True):
             table.updates = of_group
         try:
@@ -77,17 +77,15 @@ class TagmaCPUModelRunner(CPUModelRunner):  # type: ignore[misc]
                 table.updates = {}
         return after
 
-    def _move_ids(self, updates: Iterable[RowUpdate], scheduler_output: Any) -> None:
+    def _move_ids(self, updates: Iterable[RowUpdate]) -> None:
         """Lets the ids of known requests follow their blocks, as far as the worker holds them.
 
         vLLM extends these lists, and adds rows from them after a step that did not schedule the
-        request. O(blocks that moved).
+        request; it replaces those of streamed and resumed requests. O(blocks that moved).
         """
-        replaced = {request.req_id for request in scheduler_output.scheduled_new_reqs}
-        replaced |= scheduler_output.scheduled_cached_reqs.resumed_req_ids
         for request_id, group, first, ranges in updates:
             state = self.requests.get(request_id)
-            if state is None or request_id in replaced:  # the list comes with this step
+            if state is None:
                 continue
             ids = state.block_ids[group]
             if first < len(ids):
