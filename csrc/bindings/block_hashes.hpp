@@ -71,7 +71,9 @@ class Publication {
       throw UsageError(message("publish ", last_, " blocks of a row of ", row_blocks));
     }
     pool.check_can_publish();
-    for (int32_t i = first_; i < last_; ++i) state.keys.push_back(keys(i));
+    state.keys.resize(at_ + static_cast<size_t>(last_ - first_));
+    const uint8_t** out = state.keys.data() + at_;
+    for (int32_t i = first_; i < last_; ++i) *out++ = keys(i);
   }
 
   void apply(KvPool& pool, const HashState& state, RowHandle row, int32_t group) const {
