@@ -30,20 +30,24 @@ class HoleIndex {
   // Frees a range and merges it with the holes on both sides. The caller vouches that no block of
   // it is free already (KvAllocator checks references first). O(1).
   void add(BlockRange range) {
-    BlockId start = range.start;
-    BlockId end = range.end();
+    const BlockId start = range.start;
+    const BlockId end = range.end();
     num_blocks_ += range.count;
     const int32_t left = ends_at(start - 1);
+    const int32_t right = end < num_ids() && tag_[end] > 0 ? tag_[end] : kNone;
     if (left != kNone) {
-      start = nodes_[left].hole.start;
-      unlink(left);
+      BlockRange hole = nodes_[left].hole;
+      hole.count += range.count;
+      if (right != kNone) {
+        hole.count += nodes_[right].hole.count;
+        unlink(right);
+      }
+      resize(left, hole);
+    } else if (right != kNone) {
+      resize(right, {start, nodes_[right].hole.end() - start});
+    } else {
+      link(range);
     }
-    if (end < num_ids() && tag_[end] > 0) {
-      const int32_t right = tag_[end];
-      end = nodes_[right].hole.end();
-      unlink(right);
-    }
-    link({start, end - start});
   }
 
   // Takes a sub-range out of the hole that starts at `hole_start`. O(1).
@@ -54,10 +58,18 @@ class HoleIndex {
       throw UsageError(message("range [", range.start, ", ", range.end(),
                                ") is not inside the hole [", hole.start, ", ", hole.end(), ")"));
     }
-    unlink(tag_[hole.start]);
+    const int32_t at = tag_[hole.start];
+    const BlockRange before{hole.start, range.start - hole.start};
+    const BlockRange behind{range.end(), hole.end() - range.end()};
     num_blocks_ -= range.count;
-    if (range.start > hole.start) link({hole.start, range.start - hole.start});
-    if (hole.end() > range.end()) link({range.end(), hole.end() - range.end()});
+    if (before.count > 0) {
+      resize(at, before);
+      if (behind.count > 0) link(behind);
+    } else if (behind.count > 0) {
+      resize(at, behind);
+    } else {
+      unlink(at);
+    }
   }
 
   // The hole whose first block is `start`, of count 0 if there is none. O(1).
@@ -230,6 +242,22 @@ class HoleIndex {
     heads_[cls] = at;
     bitmap_[cls / 64] |= uint64_t{1} << (cls % 64);
     ++num_holes_;
+  }
+
+  // unlink() and link() of a hole that grew or shrank. Most stay in their class, where the one that
+  // changed last is the first already.
+  void resize(int32_t at, BlockRange hole) {
+    Node& node = nodes_[at];
+    if (node.previous != kNone || size_class(node.hole.count) != size_class(hole.count)) {
+      unlink(at);
+      link(hole);
+      return;
+    }
+    tag_[node.hole.start] = kNone;
+    tag_[node.hole.end() - 1] = kNone;
+    if (hole.count > 1) tag_[hole.end() - 1] = -at;
+    tag_[hole.start] = at;
+    node.hole = hole;
   }
 
   void unlink(int32_t at) {

@@ -375,10 +375,14 @@ class RangeTable {
   }
 
   // Writes tokens for as long as their positions stay in the window; returns the first that leaves.
-  static int64_t fill_window(const Window& window, const int64_t* positions, int64_t token,
-                             int64_t end, int64_t* out) {
+  // What lies behind it may have been written as well, and is to be overwritten.
+  static int64_t fill_window(const Window& window, const int64_t* __restrict positions,
+                             int64_t token, int64_t end, int64_t* __restrict out) {
     const auto lo = static_cast<uint64_t>(window.lo);
     const auto last = static_cast<uint64_t>(window.last);
+    const auto addend = static_cast<uint64_t>(window.addend);
+    const uint64_t pad = window.mapped ? 0 : ~uint64_t{0};  // kPadSlot is -1: all bits set
+    static_assert(kPadSlot == -1);
     for (; token + kStride <= end; token += kStride) {
       // Sign bits say "left the window": plain 64-bit arithmetic, which vectorises on any target
       // where an unsigned comparison or an early exit would not.
@@ -386,22 +390,16 @@ class RangeTable {
       for (int64_t i = 0; i < kStride; ++i) {
         const auto p = static_cast<uint64_t>(positions[token + i]);
         outside |= p | (p - lo) | (last - p);
+        out[token + i] = static_cast<int64_t>((p + addend) | pad);
       }
       if (outside >> 63) break;
-      write(window, positions + token, kStride, out + token);
     }
-    int64_t stop = token;
-    while (stop < end && positions[stop] >= window.lo && positions[stop] <= window.last) ++stop;
-    write(window, positions + token, stop - token, out + token);
-    return stop;
-  }
-
-  static void write(const Window& window, const int64_t* positions, int64_t count, int64_t* out) {
-    if (!window.mapped) {
-      std::fill_n(out, count, kPadSlot);
-      return;
+    for (; token < end; ++token) {
+      const int64_t position = positions[token];
+      if (position < window.lo || position > window.last) break;
+      out[token] = window.mapped ? position + window.addend : kPadSlot;
     }
-    for (int64_t i = 0; i < count; ++i) out[i] = positions[i] + window.addend;
+    return token;
   }
 
   int32_t max_rows_;
