@@ -215,6 +215,32 @@ void lengths_that_share_a_class_are_told_apart() {
   }
 }
 
+// Holes of 1,024 to 1,055 blocks share a class; placement sees the one that changed last first.
+void in_a_class_the_hole_that_changed_last_is_first() {
+  HoleIndex index(8'000);
+  const auto first = [&] {
+    BlockRange found{0, 0};
+    index.visit_at_least(1'024, [&](BlockRange hole, bool) {
+      found = hole;
+      return false;
+    });
+    return found;
+  };
+  index.add({1, 1'030});
+  index.add({2'000, 1'030});
+  index.add({4'000, 1'030});
+  CHECK(first() == BlockRange({4'000, 1'030}));
+  index.add({1'031, 1});
+  CHECK(first() == BlockRange({1, 1'031}));  // from the end of the list
+  index.add({1'032, 1});
+  CHECK(first() == BlockRange({1, 1'032}));  // in its place
+  index.carve(2'000, {2'000, 2});
+  CHECK(first() == BlockRange({2'002, 1'028}));
+  index.carve(2'002, {3'028, 2});
+  CHECK(first() == BlockRange({2'002, 1'026}));
+  index.check_invariants();
+}
+
 void the_checker_sees_a_block_freed_twice() {
   // The caller vouches for what it adds; the law is what catches a caller that lied.
   HoleIndex index(10);
@@ -232,6 +258,8 @@ int main() {
       {"random runs agree with the bitmap", random_runs_agree_with_the_bitmap},
       {"visits holes class by class", visits_holes_class_by_class},
       {"lengths that share a class are told apart", lengths_that_share_a_class_are_told_apart},
+      {"in a class the hole that changed last is first",
+       in_a_class_the_hole_that_changed_last_is_first},
       {"the checker sees a block freed twice", the_checker_sees_a_block_freed_twice},
   });
 }
