@@ -103,6 +103,8 @@ class KvPool {
       row.published_before_step = before;
     }
     const RangeList fresh = row.blocks.slice(before, blocks);
+    PrefixIndex& index = store_.index();
+    KvAllocator& allocator = store_.allocator();
     int32_t i = before;
     for (const BlockRange& range : fresh.ranges()) {
       if (range.is_null()) {
@@ -111,11 +113,10 @@ class KvPool {
         continue;
       }
       for (BlockId b = range.start; b < range.end(); ++b, ++i) {
-        if (i + kPrefetchAhead < blocks) {
-          store_.index().prefetch(group, key_at(i + kPrefetchAhead));
-        }
-        store_.index().insert(b, group, key_at(i));
-        store_.allocator().cache(b);
+        const int32_t ahead = i + kPrefetchAhead;
+        if (ahead < blocks) index.prefetch(group, key_at(ahead));
+        index.insert(b, group, key_at(i));
+        allocator.cache(b);
         row.num_published = i + 1;
       }
     }

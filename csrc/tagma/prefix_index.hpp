@@ -92,11 +92,11 @@ class PrefixIndex {
   void insert(BlockId block, int32_t group, const uint8_t* key) {
     if (key_bytes_ == 0) throw UsageError("publish before set_key_bytes()");
     if (contains(block)) throw UsageError(message("block ", block, " is published already"));
+    size_t slot = home(group, key);
     copy_key(block, key);
     if (has_groups_) group_of_[block] = static_cast<uint8_t>(group);
-    size_t slot = home(group, key);
-    while (slots_[slot] != kNullBlock && !equal(slots_[slot], group, key)) slot = next(slot);
-    const BlockId head = slots_[slot];
+    BlockId head = slots_[slot];
+    while (head != kNullBlock && !equal(head, group, key)) head = slots_[slot = next(slot)];
     if (head == kNullBlock) {
       slots_[slot] = block;
       prev_same_[block] = block;
