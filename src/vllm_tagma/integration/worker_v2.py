@@ -122,7 +122,7 @@ class TagmaWorker(_AuditedWorker, Worker):  # type: ignore[misc]
     """vLLM's CUDA worker with ``TagmaGPUModelRunner``."""
 
     def _make_model_runner(self) -> Any:
-        require_seams("worker_v2")
+        require_seams("worker", "worker_v2")
         support.require_supported(self.vllm_config)
         stock = "Model Runner V1" if not self.use_v2_model_runner else None
         if self.vllm_config.is_mm_encoder_only:
@@ -139,7 +139,7 @@ class TagmaV2CPUWorker(_AuditedWorker, CPUWorker):  # type: ignore[misc]
     """vLLM's CPU worker with Model Runner V2 under the Triton interpreter: for tests."""
 
     def init_device(self) -> None:
-        require_seams("worker_v2")
+        require_seams("worker", "worker_v2")
         support.require_supported(self.vllm_config)
         super().init_device()
         runner = self.model_runner
