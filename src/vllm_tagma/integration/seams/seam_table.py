@@ -336,7 +336,7 @@ _WORKER_SEAMS = (
             target=f"{_BLOCK_TABLE}.{name}",
             kind="subclass",
             room="worker_v1",
-            why="the range block table keeps its rows in step with this method",
+            why="TagmaBlockTable keeps its range table in step with this method",
             expected=expected,
             remove_when=_SLOT_HOOK,
         )
