@@ -146,7 +146,7 @@ def available_memory(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs
         return available
     if limit == "max":
         return available
-    # The kernel gives cached files back when memory is wanted; installing leaves gigabytes of them.
+    # Cached files are given back when memory is wanted; installing leaves gigabytes of them.
     used -= _cached_file_bytes(cgroup / "memory.stat")
     return min(available, max(int(limit) - used, 0))
 

@@ -202,7 +202,7 @@ def start(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[str]:
     parent = os.getpid()
 
     def die_with_parent() -> None:
-        # Should this process be killed outright, the kernel asks vLLM to end as well.
+        # Should this process be killed outright, the operating system asks vLLM to end.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:

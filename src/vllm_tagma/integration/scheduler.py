@@ -1,9 +1,9 @@
 """vLLM's schedulers, built around ``TagmaKVCacheManager``.
 
 vLLM has no factory for its KV-cache manager: ``Scheduler.__init__`` calls a class by its global
-name. While that constructor runs, the name stands for our class, so it is built with vLLM's own
-arguments and refuses any that it does not know; right after, the type is checked. A copy of the
-constructor would have to follow vLLM in every release.
+name. While that constructor runs, the name stands for our class (``name_swap.py``), so it is built
+with vLLM's own arguments and refuses any that it does not know; right after, the type is checked. A
+copy of the constructor would have to follow vLLM in every release.
 
 This runs in the engine core, where the cache groups of the loaded model are known, so it is also
 the second gate of ``support/``.
@@ -14,11 +14,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import threading
 from typing import Any
 
-import vllm.v1.core.kv_cache_manager as _stock
 import vllm.v1.core.sched.scheduler as _scheduler_module
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -26,15 +25,13 @@ from vllm_tagma import support, versions
 from vllm_tagma.class_names import WORKERS
 from vllm_tagma.config import BACKEND_KEY, TagmaConfig, backend_of
 from vllm_tagma.errors import ConfigError, SeamError
+from vllm_tagma.integration.name_swap import name_stands_for
 from vllm_tagma.integration.row_updates import sent_whole, with_row_updates
 from vllm_tagma.integration.seams import require_seams
 from vllm_tagma.integration.stats import StatsFeed
 from vllm_tagma.manager import TagmaKVCacheManager
 
 _logger = logging.getLogger("vllm.tagma.scheduler")
-
-# Two engines may be built in two threads of one process; the swapped name is global.
-_swap_lock = threading.Lock()
 
 
 class _ManagerSwap:
@@ -50,18 +47,8 @@ class _ManagerSwap:
         support.require_supported(vllm_config, kv_cache_config)
         tagma_config = TagmaConfig.from_sources(vllm_config.additional_config)
         build = functools.partial(TagmaKVCacheManager, tagma_config=tagma_config)
-        with _swap_lock:
-            if _scheduler_module.KVCacheManager is not _stock.KVCacheManager:
-                raise SeamError(
-                    f"{_scheduler_module.__name__}.KVCacheManager is "
-                    f"{_scheduler_module.KVCacheManager!r}, not vLLM's own: another plugin "
-                    f"replaced it. Disable it with VLLM_PLUGINS or use --kv-cache-backend paged."
-                )
-            _scheduler_module.KVCacheManager = build
-            try:
-                super().__init__(*args, **kwargs)
-            finally:
-                _scheduler_module.KVCacheManager = _stock.KVCacheManager
+        with name_stands_for(_scheduler_module, "KVCacheManager", KVCacheManager, build):
+            super().__init__(*args, **kwargs)
         if type(self.kv_cache_manager) is not TagmaKVCacheManager:
             raise SeamError(
                 f"vLLM built {type(self.kv_cache_manager).__name__} instead of "

@@ -1,4 +1,4 @@
-"""The questions that the support matrix asks a configuration. Rows: ``rule_table.py``.
+"""The questions that the support matrix asks a configuration. The rules: ``rule_table.py``.
 
 Each probe looks into a ``VllmConfig`` or a ``KVCacheConfig`` and returns the offending value as
 text, or ``None``. An attribute that one vLLM release does not have counts as not set. vLLM's
@@ -71,7 +71,7 @@ def if_set(path: str, show: str = "") -> Find:
 
 def kv_transfer(config: Any) -> str | None:
     if attribute(config, "cache_config.kv_offloading_size") is not None:
-        return None  # vLLM derives the connector from it; that row speaks
+        return None  # vLLM derives the connector from it; that rule speaks
     return if_set("kv_transfer_config", "kv_connector")(config)
 
 
@@ -186,7 +186,7 @@ def other_spec(cache: Any) -> str | None:
     for group in _groups(cache):
         spec = group.kv_cache_spec
         if _lineage(spec) & _NAMED:
-            continue  # a row of its own speaks
+            continue  # a rule of its own speaks
         if type(spec).__name__ != "FullAttentionSpec":
             return type(spec).__name__
         if getattr(spec, "non_causal", False):

@@ -1,6 +1,6 @@
-"""Rows of the support matrix about workers, processes, and other owners of blocks.
+"""Rules about workers, processes, and other owners of blocks.
 
-How rows are joined: ``rule_table.py``; what they ask: ``config_probes.py``.
+How rules are joined: ``rule_table.py``; what they ask: ``config_probes.py``.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from vllm_tagma.integration.seams.seam import Seam
+from vllm_tagma.integration.seams.seam_table_manager import MANAGER_SEAMS
 from vllm_tagma.integration.seams.seam_table_metrics import METRICS_SEAMS
 from vllm_tagma.integration.seams.seam_table_rows import ROW_SEAMS
 from vllm_tagma.integration.seams.seam_table_v2 import V2_SEAMS
@@ -198,6 +199,14 @@ _SCHEDULER_SEAMS = (
         remove_when=_FACTORY,
     ),
     Seam(
+        target="vllm.v1.core.sched.async_scheduler:AsyncScheduler.__init__",
+        kind="subclass",
+        room="scheduler",
+        why="hands on what TagmaAsyncScheduler was given, whatever it is (scheduler.py)",
+        expected="(self, *args, **kwargs) -> None",
+        remove_when=_FACTORY,
+    ),
+    Seam(
         target="vllm.v1.engine.core:EngineCore.__init__",
         callee="Scheduler",
         kind="contract",
@@ -266,7 +275,7 @@ _WORKER_SEAMS = (
     Seam(
         target="vllm.v1.worker.cpu_worker:CPUWorker.init_device",
         kind="subclass",
-        room="worker",
+        room="worker_v1",
         why="TagmaCPUWorker extends it to get a runner with range tables (worker_v1.py)",
         expected="(self)",
         remove_when=_SLOT_HOOK,
@@ -275,7 +284,7 @@ _WORKER_SEAMS = (
         target="vllm.v1.worker.cpu_worker:CPUWorker.init_device",
         callee="CPUModelRunner",
         kind="swap",
-        room="worker",
+        room="worker_v1",
         why="builds the V1 runner that worker_v1.py extends",
         expected="(*2)",
         remove_when=_SLOT_HOOK,
@@ -284,7 +293,7 @@ _WORKER_SEAMS = (
         target="vllm.v1.worker.cpu_model_runner:CPUModelRunner",
         bases=True,
         kind="contract",
-        room="worker",
+        room="worker_v1",
         why="the CPU runner inherits the input-batch life cycle of the GPU runner",
         expected="(GPUModelRunner)",
         remove_when=_SLOT_HOOK,
@@ -292,16 +301,32 @@ _WORKER_SEAMS = (
     Seam(
         target=f"{_RUNNER}.may_reinitialize_input_batch",
         kind="subclass",
-        room="worker",
+        room="worker_v1",
         why="the final block tables exist after it; worker_v1.py gives them ranges there",
         expected="(self, kv_cache_config) -> None",
         remove_when=_SLOT_HOOK,
     ),
     Seam(
+        target=f"{_RUNNER}.preserve_serving_state",
+        kind="subclass",
+        room="worker_v1",
+        why="puts tables of ids back behind their methods; ranges are derived from them again",
+        expected="(self)",
+        remove_when=_SLOT_HOOK,
+    ),
+    Seam(
+        target="vllm.v1.worker.gpu_worker:Worker.shutdown",
+        kind="subclass",
+        room="worker",
+        why="logs what debug_slots has checked; of V2's workers too (worker_v1.py, worker_v2.py)",
+        expected="(self) -> None",
+        remove_when="a worker can report in another way when an engine ends",
+    ),
+    Seam(
         target=f"{_RUNNER}.initialize_kv_cache",
         callee="self.may_reinitialize_input_batch",
         kind="contract",
-        room="worker",
+        room="worker_v1",
         why="every KV-cache initialisation must pass through the method above",
         expected="(*1)",
         remove_when=_SLOT_HOOK,
@@ -310,8 +335,8 @@ _WORKER_SEAMS = (
         Seam(
             target=f"{_BLOCK_TABLE}.{name}",
             kind="subclass",
-            room="worker",
-            why="the range block table keeps its rows in step with this method",
+            room="worker_v1",
+            why="TagmaBlockTable keeps its range table in step with this method",
             expected=expected,
             remove_when=_SLOT_HOOK,
         )
@@ -320,5 +345,11 @@ _WORKER_SEAMS = (
 )
 
 SEAMS: Final[tuple[Seam, ...]] = (
-    _CONFIG_SEAMS + _SCHEDULER_SEAMS + METRICS_SEAMS + _WORKER_SEAMS + V2_SEAMS + ROW_SEAMS
+    *_CONFIG_SEAMS,
+    *_SCHEDULER_SEAMS,
+    *MANAGER_SEAMS,
+    *METRICS_SEAMS,
+    *_WORKER_SEAMS,
+    *V2_SEAMS,
+    *ROW_SEAMS,
 )
