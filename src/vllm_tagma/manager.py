@@ -185,8 +185,8 @@ class TagmaKVCacheManager(TransferContract):
 
         Arguments are vLLM's. Returns the new blocks (hits not included), or None if too few blocks
         are free; a lack of long holes is never a reason, except beyond the cap of 256 ranges, where
-        preemption makes room. A row with external tokens is pinned (``transfers.py``); with
-        ``delay_cache_blocks`` nothing of it is published. Raises :class:`UnsupportedError` for what
+        preemption makes room. With ``delay_cache_blocks`` the row will be received: it is pinned
+        (``transfers.py``) and nothing of it published. Raises :class:`UnsupportedError` for what
         only encoder-decoder models use. O(1) while the tokens fit the last block.
         """
         row = self._rows.get(request.request_id)
@@ -274,8 +274,8 @@ class TagmaKVCacheManager(TransferContract):
         if publish > row.published_blocks:
             row.published_blocks = publish
         row.settle(self.block_size, self.enable_caching)
-        if num_external_computed_tokens:
-            self._pin(row, "receiving" if delay_cache_blocks else "loading")
+        if delay_cache_blocks:
+            self._pin(row, "receiving")
         return TagmaKVCacheBlocks(added) if num_added else self.empty_kv_cache_blocks
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:

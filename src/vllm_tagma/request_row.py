@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Hold = Literal["", "receiving", "loading", "sending"]
+Hold = Literal["", "receiving", "sending"]
 """What a row is pinned for; see ``transfers.py``."""
 
 

@@ -9,12 +9,14 @@ a row is   pinned by                                        unpinned by
 =========  ===============================================  =====================================
 receiving  ``allocate_slots`` with ``delay_cache_blocks``   the next ``allocate_slots``: vLLM
                                                             schedules it once all has arrived
-loading    ``allocate_slots`` with external tokens that     the output of that step, which names
-           the step itself loads                            the blocks that failed
 sending    the connector, which keeps a finished request    ``free``
 leaving    ``pop_blocks_for_free``: a step in flight may    ``block_pool.free_blocks``
            write into it
 =========  ===============================================  =====================================
+
+What a step itself loads or saves needs no pin: a row stays where it is in the step in which it got
+blocks, and before the next step is scheduled the output of this one has named what failed. Where
+steps overlap, rows do not move at all (``integration/scheduler.py``).
 
 Whatever ends a request (abort, preemption, a load that failed, a lease that ran out) ends in
 ``free`` or ``pop_blocks_for_free``, which drop its pin. A pin belongs to its row, so none can be
@@ -53,7 +55,6 @@ class TransferContract:
     def __init__(self) -> None:
         self.connected = False
         """True once a connector is bound: then ``get_blocks`` shows single blocks as well."""
-        self._loading: list[RequestRow] = []
         self._num_leaving = 0
 
     # --- what the scheduler asks ------------------------------------------------------------------
@@ -130,17 +131,6 @@ class TransferContract:
         if row is not None:
             self._pin(row, "sending")
 
-    def take_loading(self) -> list[RequestRow]:
-        """The rows that the step which was just scheduled loads, for :meth:`loaded`."""
-        loading, self._loading = self._loading, []
-        return loading
-
-    def loaded(self, rows: list[RequestRow]) -> None:
-        """The output of the step that loads these rows was processed. O(blocks)."""
-        for row in rows:
-            if row.hold == "loading":
-                self._unpin(row)
-
     def _is_receiving(self, handle: int) -> bool:
         """The request of this row has not run yet, so no worker knows it."""
         return self._rows[self._request_of[handle]].hold == "receiving"
@@ -149,8 +139,6 @@ class TransferContract:
         """Pins the whole row as it is now, in place of what was pinned of it before."""
         self._unpin(row)
         row.pin, row.hold = self.pool.pin(row.handle, 0, row.held_blocks), hold
-        if hold == "loading":
-            self._loading.append(row)
 
     def _unpin(self, row: RequestRow) -> None:
         if row.pin:

@@ -72,7 +72,6 @@ class _ManagerSwap:
                 f"TagmaKVCacheManager: it no longer calls KVCacheManager by that name."
             )
         self.kv_cache_manager.connected = self.connector is not None
-        self._loading: list[tuple[Any, list[Any]]] = []  # steps not processed yet, and their loads
         self._stats_feed = StatsFeed(
             self.kv_cache_manager.pool, map_parts=tagma_config.pool_map_parts
         )
@@ -89,17 +88,7 @@ class _ManagerSwap:
         """One step of vLLM's, with the ranges of the rows that changed (``row_updates.py``)."""
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         updates = self.kv_cache_manager.take_row_updates(sent_whole(output))
-        if self.connector is not None and (loading := self.kv_cache_manager.take_loading()):
-            self._loading.append((output, loading))
         return with_row_updates(output, updates)
-
-    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """What came of a step. Blocks that it failed to load are named by their ids, so its loads
-        stay where they are until here."""
-        outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
-        while self._loading and self._loading[0][0] is scheduler_output:
-            self.kv_cache_manager.loaded(self._loading.pop(0)[1])
-        return outputs
 
     def _connector_finished(self, request: Any) -> Any:
         """The connector is told the blocks of a request that ended, and may keep them."""
@@ -131,8 +120,9 @@ class TagmaAsyncScheduler(_ManagerSwap, AsyncScheduler):  # type: ignore[misc]
 def _ordered_moves(vllm_config: Any, options: TagmaConfig) -> TagmaConfig:
     """The options, without live moves where a connector could see a block before its content.
 
-    A request may end while the next step, which was to move it, has been sent but not executed. Its
-    connector would name the new blocks, and another server could read them before the copy is made.
+    Where steps overlap, a request may end, or have failed to load a block, while the next step has
+    been scheduled already and moves it. The connector would name the new blocks before the copy is
+    made, or the old ones after vLLM knows the row by its new ones.
     """
     overlapped = vllm_config.max_concurrent_batches > 1
     if vllm_config.kv_transfer_config is None or not overlapped or options.compaction != "live":

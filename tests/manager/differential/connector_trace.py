@@ -295,6 +295,7 @@ class ConnectorTrace(SchedulerTrace):
             kv_role=self.role,
             kv_load_failure_policy=self.policy,
         )
+        self.mode = options.get("mode", "exact")
         super().__init__(seed, **options)
         for side in (self.tagma, self.stock):
             scheduler = side.scheduler
@@ -308,6 +309,21 @@ class ConnectorTrace(SchedulerTrace):
             side.peer.sync_fails = not self.asynchronous
             side.started = deque()
         self.tagma.peer.memory = self.tagma.worker
+        if self.mode.startswith("live"):
+            self._relocate_in_steps(self.tagma.scheduler.kv_cache_manager)
+
+    def _relocate_in_steps(self, manager: Any) -> None:
+        """Moves parts of rows about in each step, far more than compaction does."""
+        begin, rng = manager.new_step_starts, random.Random(self.seed)
+
+        def begin_and_move() -> None:
+            begin()
+            for row in manager._rows.values():
+                first = rng.randrange(row.held_blocks)
+                last = rng.randint(first + 1, row.held_blocks)
+                manager.pool.relocate(row.handle, first, last)
+
+        manager.new_step_starts = begin_and_move
 
     def run(self, steps: int = 90) -> dict[str, int]:
         counts = Counter(super().run(steps))

@@ -30,7 +30,9 @@ def test_trace(mode: str, seed: int, engine_configs: Any) -> None:
 @pytest.mark.parametrize("mode", ["default", "live/65536/0.0", "live/8/0.05"])
 @pytest.mark.parametrize("seed", range(200, 216))
 def test_live_moves_hurt_no_transfer(mode: str, seed: int, engine_configs: Any) -> None:
-    with seed_is_told("test_connector_traces.py::test_live_moves_hurt_no_transfer", f"{seed}-{mode}"):
+    with seed_is_told(
+        "test_connector_traces.py::test_live_moves_hurt_no_transfer", f"{seed}-{mode}"
+    ):
         counts = ConnectorTrace(seed, mode=mode, alone=True, **engine_configs).run()
         _totals["live"].update(counts)
 
