@@ -420,7 +420,6 @@ SERVED: dict[str, dict[str, Any]] = {
     },
     "match unit equal to the block": {"prefix_match_unit": 32},
     "a connector": {"kv_transfer_config": _transfer("ExampleConnector")},
-    "a connector of ours": {"kv_transfer_config": _transfer("Any", "vllm_tagma.nixl")},
     "several connectors": {
         "kv_transfer_config": _transfer(
             "MultiConnector",
@@ -470,6 +469,11 @@ def test_connectors_are_refused_by_name_wherever_they_are_named(
     findings = support.explain(config)
     assert [finding.rule.id for finding in findings] == [rule_id]
     _assert_message(findings, rule_id, value)
+
+
+def test_connectors_of_this_package_are_served(vllm_config: ConfigFactory) -> None:
+    ours = _transfer("AnyConnector", "vllm_tagma.any")
+    assert support.explain(_with_attribute(vllm_config(), "kv_transfer_config", ours)) == []
 
 
 def test_a_refusal_from_the_cache_stops_too(vllm_config: ConfigFactory) -> None:
