@@ -20,7 +20,7 @@ CODE = {".py", ".pyi", ".hpp", ".cpp"}
 # Core modules know nothing of vLLM's internals: only these may import the integration rooms.
 MAY_IMPORT_INTEGRATION = {"plugin.py", "doctor.py"}
 COMMANDS = {"cli", "doctor"}
-PRODUCT_FOLDERS = {"integration", "kernels", "support", "worker"}
+PRODUCT_FOLDERS = {"integration", "kernels", "support", "transfer", "worker"}
 LAB = f"{PACKAGE}.lab"
 MACHINE_PATHS = re.compile(r"(?<![\w.$}])/(?:work|home|root|Users|mnt|data)/[\w.-]+")
 # Package registries live under .org: what is named there has to be listed, so none slips in.

@@ -12,6 +12,7 @@ from typing import Final
 from vllm_tagma.integration.seams.seam import Seam
 from vllm_tagma.integration.seams.seam_table_metrics import METRICS_SEAMS
 from vllm_tagma.integration.seams.seam_table_rows import ROW_SEAMS
+from vllm_tagma.integration.seams.seam_table_transfer import TRANSFER_SEAMS
 from vllm_tagma.integration.seams.seam_table_v2 import V2_SEAMS
 
 _MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
@@ -320,5 +321,11 @@ _WORKER_SEAMS = (
 )
 
 SEAMS: Final[tuple[Seam, ...]] = (
-    _CONFIG_SEAMS + _SCHEDULER_SEAMS + METRICS_SEAMS + _WORKER_SEAMS + V2_SEAMS + ROW_SEAMS
+    _CONFIG_SEAMS
+    + _SCHEDULER_SEAMS
+    + METRICS_SEAMS
+    + _WORKER_SEAMS
+    + V2_SEAMS
+    + ROW_SEAMS
+    + TRANSFER_SEAMS
 )
