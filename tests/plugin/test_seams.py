@@ -131,7 +131,7 @@ def test_every_member_read_is_implemented_or_refused(root: Path) -> None:
     implemented = set(dir(TagmaKVCacheManager)) | _assigned_in_the_constructor()
     for name, places in read.items():
         if name == "<itself>":
-            continue  # handed to connectors, which are refused
+            continue  # handed to connectors; those that read more than their blocks are refused
         known = name in implemented or name in seam_table.REFUSED_MEMBERS
         assert known, f"vLLM reads KVCacheManager.{name} at {', '.join(places)}"
 

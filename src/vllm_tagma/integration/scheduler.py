@@ -11,6 +11,7 @@ the second gate of ``support/``.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import logging
@@ -41,6 +42,7 @@ class _ManagerSwap:
     """The constructor that both schedulers share."""
 
     kv_cache_manager: Any
+    connector: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(Scheduler.__init__).bind(self, *args, **kwargs).arguments
@@ -48,7 +50,9 @@ class _ManagerSwap:
         require_seams("scheduler")
         _require_whole_backend(vllm_config)
         support.require_supported(vllm_config, kv_cache_config)
-        tagma_config = TagmaConfig.from_sources(vllm_config.additional_config)
+        tagma_config = _ordered_moves(
+            vllm_config, TagmaConfig.from_sources(vllm_config.additional_config)
+        )
         build = functools.partial(TagmaKVCacheManager, tagma_config=tagma_config)
         with _swap_lock:
             if _scheduler_module.KVCacheManager is not _stock.KVCacheManager:
@@ -67,6 +71,7 @@ class _ManagerSwap:
                 f"vLLM built {type(self.kv_cache_manager).__name__} instead of "
                 f"TagmaKVCacheManager: it no longer calls KVCacheManager by that name."
             )
+        self.kv_cache_manager.connected = self.connector is not None
         self._stats_feed = StatsFeed(
             self.kv_cache_manager.pool, map_parts=tagma_config.pool_map_parts
         )
@@ -84,6 +89,13 @@ class _ManagerSwap:
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         updates = self.kv_cache_manager.take_row_updates(sent_whole(output))
         return with_row_updates(output, updates)
+
+    def _connector_finished(self, request: Any) -> Any:
+        """The connector is told the blocks of a request that ended, and may keep them."""
+        delay_free, params = super()._connector_finished(request)  # type: ignore[misc]
+        if delay_free:
+            self.kv_cache_manager.pin_for_sending(request.request_id)
+        return delay_free, params
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's statistics of this step, with the pool's figures (``stats.py``)."""
@@ -103,6 +115,23 @@ class TagmaScheduler(_ManagerSwap, Scheduler):  # type: ignore[misc]
 
 class TagmaAsyncScheduler(_ManagerSwap, AsyncScheduler):  # type: ignore[misc]
     """vLLM's asynchronous scheduler on ``TagmaKVCacheManager``."""
+
+
+def _ordered_moves(vllm_config: Any, options: TagmaConfig) -> TagmaConfig:
+    """The options, without live moves where a connector could see a block before its content.
+
+    Where steps overlap, a request may end, or have failed to load a block, while the next step has
+    been scheduled already and moves it. The connector would name the new blocks before the copy is
+    made, or the old ones after vLLM knows the row by its new ones.
+    """
+    overlapped = vllm_config.max_concurrent_batches > 1
+    if vllm_config.kv_transfer_config is None or not overlapped or options.compaction != "live":
+        return options
+    _logger.info(
+        "Steps overlap and a KV connector is set: --tagma-compaction is idle instead of live, so "
+        "that no running request moves while its blocks may be sent"
+    )
+    return dataclasses.replace(options, compaction="idle")
 
 
 def _require_whole_backend(vllm_config: Any) -> None:

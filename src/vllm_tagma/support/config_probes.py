@@ -69,12 +69,6 @@ def if_set(path: str, show: str = "") -> Find:
     return find
 
 
-def kv_transfer(config: Any) -> str | None:
-    if attribute(config, "cache_config.kv_offloading_size") is not None:
-        return None  # vLLM derives the connector from it; that row speaks
-    return if_set("kv_transfer_config", "kv_connector")(config)
-
-
 def prefix_match_unit(config: Any) -> str | None:
     unit = attribute(config, "cache_config.prefix_match_unit")
     block_size = attribute(config, "cache_config.block_size")

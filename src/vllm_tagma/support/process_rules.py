@@ -153,24 +153,6 @@ PROCESS_RULES: Final[tuple[Rule, ...]] = (
     ),
     # ---- not served: connectors and other owners of blocks ----
     Rule(
-        id="kv-offloading",
-        title="KV-cache offloading",
-        option="--kv-offloading-size",
-        status="planned",
-        why="Connectors read and hold blocks of vLLM's own pool",
-        way_out="drop --kv-offloading-size",
-        in_config=probe.unless("cache_config.kv_offloading_size"),
-    ),
-    Rule(
-        id="kv-transfer",
-        title="KV-transfer connectors",
-        option="--kv-transfer-config",
-        status="planned",
-        why="Connectors read and hold blocks of vLLM's own pool",
-        way_out="drop --kv-transfer-config",
-        in_config=probe.kv_transfer,
-    ),
-    Rule(
         id="hisparse",
         title="HiSparse host-resident KV",
         option="--attention-config.hisparse_config",

@@ -18,10 +18,12 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(os.environ.get("TAGMA_VLLM033", ROOT / "build" / "vllm-0.33"))
 TESTS = (
+    "tests/manager/differential/test_connector_traces.py",
     "tests/manager/differential/test_group_rules.py",
     "tests/manager/differential/test_manager_traces.py",
     "tests/manager/differential/test_scheduler_traces.py",
     "tests/manager/test_prefix_semantics.py",
+    "tests/manager/test_transfers.py",
     "tests/manager/test_user_complaints.py",
     "tests/plugin/test_finalise.py",
     "tests/plugin/test_keyword.py",

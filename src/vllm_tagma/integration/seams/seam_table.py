@@ -24,14 +24,7 @@ _FACTORY = "vLLM gets a factory or a config field for the KV-cache manager"
 _SLOT_HOOK = "vLLM gets a hook for slot mapping on Model Runner V1, or drops V1"
 
 REFUSED_MEMBERS: Final[Mapping[str, str]] = {
-    "evict_blocks": "kv-transfer",
-    "finalize_partial_tail_offloads": "kv-transfer",
-    "get_block_ids_for_computed_tokens": "kv-transfer",
-    "get_computed_blocks_for_connector": "kv-transfer",
-    "pop_blocks_for_free": "kv-transfer",
-    "record_blocks_for_zeroing": "kv-transfer",
-    "remove_skipped_blocks": "kv-transfer",
-    "truncate_computed_blocks": "kv-transfer",
+    "record_blocks_for_zeroing": "zeroing",
 }
 """Manager members that the scheduler reads only in configurations that are refused, with the rule
 of ``support/`` that refuses them. The manager may leave them out."""
@@ -43,19 +36,26 @@ ALWAYS_READ: Final[tuple[str, ...]] = (
     "coordinator",
     "empty_kv_cache_blocks",
     "estimate_cached_tokens",
+    "evict_blocks",
+    "finalize_partial_tail_offloads",
     "free",
     "get_block_ids",
+    "get_block_ids_for_computed_tokens",
     "get_blocks",
     "get_computed_blocks",
+    "get_computed_blocks_for_connector",
     "make_prefix_cache_stats",
     "mamba_shared_prefix_checkpoint",
     "new_step_starts",
+    "pop_blocks_for_free",
     "record_prefix_cache_stats",
+    "remove_skipped_blocks",
     "reset_prefix_cache",
     "take_boundary_state_offloads",
     "take_events",
     "take_kv_cache_block_copies",
     "take_new_block_ids",
+    "truncate_computed_blocks",
     "usage",
 )
 """Manager members that the scheduler reads in configurations that are served."""
@@ -98,11 +98,29 @@ _MANAGER_METHODS: Final[Mapping[str, str]] = {
     "take_kv_cache_block_copies": "(self) -> tuple[list[KVCacheBlockCopy], list[KVCacheBlock]]",
     "take_boundary_state_offloads": "(self) -> dict[str, list[tuple[int, int, int]]]",
     "new_step_starts": "(self) -> None",
+    "get_computed_blocks_for_connector": (
+        "(self, request) -> tuple[KVCacheBlocks, int, int, bool]"
+    ),
+    "get_block_ids_for_computed_tokens": (
+        "(self, request_id, num_computed_tokens) -> tuple[list[int], ...]"
+    ),
+    "remove_skipped_blocks": (
+        "(self, request_id, processed_computed_tokens, num_prompt_tokens=None) -> None"
+    ),
+    "truncate_computed_blocks": "(self, blocks, num_computed_tokens) -> KVCacheBlocks",
+    "finalize_partial_tail_offloads": "(self, request) -> list[tuple[int, int, int]]",
+    "pop_blocks_for_free": "(self, request) -> list[KVCacheBlock]",
+    "evict_blocks": "(self, block_ids) -> None",
 }
 
 _MANAGER_CHANGES: Final[Mapping[str, Mapping[str, str]]] = {
     "get_computed_blocks": {
         "0.33": ("(self, request, max_cache_hit_length=None) -> tuple[KVCacheBlocks, int, int]"),
+    },
+    "get_computed_blocks_for_connector": {
+        "0.33": (
+            "(self, request, max_cache_hit_length=None) -> tuple[KVCacheBlocks, int, int, bool]"
+        ),
     },
 }
 
@@ -259,6 +277,38 @@ _SCHEDULER_SEAMS = (
         why="the same, for async scheduling",
         expected="cache_blocks",
         changed={"0.33": ""},
+        remove_when=_FACTORY,
+    ),
+    Seam(
+        target=f"{_SCHEDULER}._connector_finished",
+        kind="subclass",
+        room="scheduler",
+        why="a connector that keeps the blocks of a finished request has them pinned "
+        "(scheduler.py)",
+        expected="(self, request) -> tuple[bool, dict[str, Any] | None]",
+        remove_when="the KV-cache manager learns that a request's blocks are kept",
+    ),
+    Seam(
+        target=f"{_SCHEDULER}._request_remaining_blocks",
+        callee="self.kv_cache_manager.coordinator.get_num_blocks_to_allocate",
+        kind="contract",
+        room="scheduler",
+        why="what requests in flight still lack is reserved before a prompt is pulled "
+        "(stand_ins.py)",
+        expected=(
+            "(request_id=, num_tokens=, new_computed_blocks=, num_encoder_tokens=, "
+            "total_computed_tokens=, num_local_computed_tokens=, num_tokens_main_model=, "
+            "apply_admission_cap=, prefill_end=)"
+        ),
+        remove_when=_FACTORY,
+    ),
+    Seam(
+        target=f"{_SCHEDULER}._drain_deferred_frees",
+        callee="self.kv_cache_manager.block_pool.free_blocks",
+        kind="contract",
+        room="scheduler",
+        why="takes back what pop_blocks_for_free gave (transfers.py)",
+        expected="(*1)",
         remove_when=_FACTORY,
     ),
 )
