@@ -23,7 +23,6 @@ from pd_servers import Server, post, proxy_server, vllm_server
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
 LAYERS = 30
-BACKEND = "tagma"
 
 
 class Pair(NamedTuple):
@@ -48,7 +47,14 @@ def pair(
     both: dict[str, Any] = {"folder": folder, "env": env}
     servers = []
     try:
-        ours = vllm_server("ours", model, backend=BACKEND, connector="TagmaNixlConnector", **both)
+        ours = vllm_server(
+            "ours",
+            model,
+            backend="tagma",
+            connector="TagmaNixlConnector",
+            policy="recompute",
+            **both,
+        )
         servers.append(ours)
         stock = vllm_server("stock", model, backend="paged", connector="NixlConnector", **both)
         servers.append(stock)
@@ -57,6 +63,7 @@ def pair(
         to_stock = proxy_server(prefill=ours, decode=stock, **both)
         servers.append(to_stock)
         ours.wait(), stock.wait(), to_ours.wait(), to_stock.wait()
+        warm_up(to_ours), warm_up(to_stock)
         yield Pair(ours, stock, to_ours, to_stock)
     finally:
         for server in reversed(servers):
@@ -74,16 +81,27 @@ PROMPTS = {
     "prefix-a": SHARED + text("while", 400),
     "prefix-b": SHARED + text("import", 700),  # decoders have the shared prefix by now
     "again": SHARED + text("while", 400),  # all of it
-    "long": text("specialnames", 4_500),
+    "long": text("specialnames", 3_000),
 }
 
 
 def complete(server: Server, prompt: str, salt: str, **more: Any) -> list[int]:
-    body = {"model": "m", "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     answer = post(server.port, {**body, "cache_salt": salt, "return_token_ids": True, **more})
     assert "choices" in answer, answer
     tokens: list[int] = answer["choices"][0]["token_ids"]
     return tokens
+
+
+def warm_up(proxy: Server) -> None:
+    """Ask until there is an answer: vLLM's first handshake gives up after five seconds, which a
+    machine with other work takes sometimes."""
+    for attempt in range(20):
+        body = {"model": "m", "prompt": "Hello there. " * 9, "max_tokens": 2, "temperature": 0}
+        if "choices" in post(proxy.port, {**body, "cache_salt": f"warm {attempt}"}):
+            return
+        time.sleep(2)
+    raise AssertionError(f"{proxy.name} has no answer:\n{proxy.text()[-3000:]}")
 
 
 def test_tokens_are_those_of_a_single_stock_server(pair: Pair) -> None:
@@ -151,18 +169,20 @@ def test_nothing_is_held_after_aborts(pair: Pair) -> None:
 
 
 def test_a_killed_prefill_server(pair: Pair) -> None:
-    """Last, since it is gone afterwards: the decoder computes what it cannot pull, or says so."""
+    """Last, since it is gone afterwards: the decoder computes what it cannot pull."""
     expected = complete(pair.stock, PROMPTS["odd"], "alone")
-    body = {"model": "m", "prompt": PROMPTS["odd"], "cache_salt": "killed", "max_tokens": 16}
+    body = {"model": "m", "prompt": PROMPTS["odd"], "cache_salt": "killed", "max_tokens": 8}
     body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
     remote = {"do_remote_decode": True, "do_remote_prefill": False}
     answer = post(pair.stock.port, {**body, "max_tokens": 1, "kv_transfer_params": remote})
     params = answer["kv_transfer_params"]
     assert params["remote_block_ids"]
+    failed = pair.ours.metrics()["vllm:nixl_num_failed_transfers_total"]
     pair.stock.kill()
     answer = post(pair.ours.port, {**body, "kv_transfer_params": params})
-    print(json.dumps(answer)[:500])
-    assert "error" in answer or answer["choices"][0]["token_ids"] == expected
+    assert "choices" in answer, answer
+    assert answer["choices"][0]["token_ids"] == expected
+    assert pair.ours.metrics()["vllm:nixl_num_failed_transfers_total"] > failed
     # The proxy goes on without the server that is gone.
     assert complete(pair.to_ours, PROMPTS["odd"], "without prefill") == expected
     assert "gave no blocks" in pair.to_ours.text()

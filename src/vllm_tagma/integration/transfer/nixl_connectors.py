@@ -7,7 +7,10 @@ work on both KV-cache backends; the tagma backend is what makes the runs long.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -40,7 +43,8 @@ class _RunWorker:
     """A worker that names blocks instead of descriptors, to an agent that posts runs of them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        with _cores_kept():
+            super().__init__(*args, **kwargs)
         self.xfer_stats = RunStats()
         self.nixl_wrapper: Any = RunAgent(self.nixl_wrapper, self.xfer_stats)
 
@@ -113,6 +117,20 @@ class TagmaNixlPushConnector(_RunConnector, NixlPushConnector):  # type: ignore[
 
     _scheduler_type = NixlPushConnectorScheduler
     _worker_type = TagmaNixlPushWorker
+
+
+@contextlib.contextmanager
+def _cores_kept() -> Iterator[None]:
+    """Give this thread its cores back, which vLLM's NIXL worker narrows on a CPU.
+
+    It leaves the last core of each NUMA node, meaning to set that apart for transfers. But this
+    thread computes the model; and two servers of one machine would compute on one core. Threads
+    that NIXL starts meanwhile stay where vLLM wants them.
+    """
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    yield
+    if cores is not None and os.sched_getaffinity(0) != cores:
+        os.sched_setaffinity(0, cores)
 
 
 def _require_served(vllm_config: Any, name: str) -> None:
