@@ -122,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{line}\n")
         print("What was transferred, and in how many pieces, by the decode server:\n")
         url = serve.base_url("127.0.0.1", sides[1].port)
-        print(f"curl -s {url}/metrics | grep -E 'vllm:(nixl|tagma_transfer)_.*(_total|_sum)'\n")
+        print(f"curl -s {url}/metrics | grep -E '^vllm:(nixl|tagma_transfer)_.*(_total|_sum){{'\n")
         print("Ctrl-C stops all three.\n", flush=True)
         return first_end(("prefill server", "decode server", "proxy"), processes)
     finally:

@@ -99,8 +99,10 @@ class Proxy:
         aborts the request there.
         """
         body = await request.json()
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_HEADERS}
-        headers["X-Request-Id"] = headers.get("X-Request-Id", str(uuid.uuid4()))
+        headers = request.headers.copy()
+        for name in _HOP_HEADERS:
+            headers.popall(name, None)
+        headers.setdefault("X-Request-Id", str(uuid.uuid4()))
         params = await self._prefill(request.path, body, headers)
         if params is not None:
             body = {**body, "kv_transfer_params": params}
