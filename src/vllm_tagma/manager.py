@@ -187,7 +187,8 @@ class TagmaKVCacheManager(TransferContract):
         are free; a lack of long holes is never a reason, except beyond the cap of 256 ranges, where
         preemption makes room. With ``delay_cache_blocks`` the row will be received: it is pinned
         (``transfers.py``) and nothing of it published. Raises :class:`UnsupportedError` for what
-        only encoder-decoder models use. O(1) while the tokens fit the last block.
+        only encoder-decoder models use. O(1) while the tokens fit the last block. No blocks are
+        zeroed, so ``skip_zeroing_group_ids`` does not matter.
         """
         row = self._rows.get(request.request_id)
         if (
@@ -208,12 +209,11 @@ class TagmaKVCacheManager(TransferContract):
         ):
             return self.empty_kv_cache_blocks  # decode inside the last block: nothing to do
 
-        if num_external_computed_tokens or delay_cache_blocks or num_encoder_tokens:
+        if num_external_computed_tokens or num_encoder_tokens:
             if num_encoder_tokens:
                 given = f"{num_encoder_tokens=}"
                 support.refuse("encoder-decoder", given, option="what allocate_slots was given")
             num_new_computed_tokens += num_external_computed_tokens  # the hit's blocks are in `hit`
-        del skip_zeroing_group_ids  # full attention zeroes no blocks
         if num_new_tokens == 0 and num_new_computed_tokens == 0:
             raise ValueError(
                 "num_new_tokens must be greater than 0 when there are no computed tokens to adopt"
@@ -273,7 +273,7 @@ class TagmaKVCacheManager(TransferContract):
             self._observers.allocated(request, hit, added[0], row.published_blocks, publish)
         if publish > row.published_blocks:
             row.published_blocks = publish
-        row.settle(self.block_size, self.enable_caching)
+        row.settle(block_size, self.enable_caching)
         if delay_cache_blocks:
             self._pin(row, "receiving")
         return TagmaKVCacheBlocks(added) if num_added else self.empty_kv_cache_blocks

@@ -27,14 +27,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vllm_tagma._native import BlockRanges
 from vllm_tagma.blocks import ConnectorBlocks, TagmaKVCacheBlocks
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from vllm_tagma._native import BlockRanges, Pool
+    from vllm_tagma._native import Pool
     from vllm_tagma.observers import Observers
     from vllm_tagma.request_row import Hold, RequestRow
+
+
+_NO_RANGES = BlockRanges()
 
 
 class LeavingRow(NamedTuple):
@@ -152,8 +156,11 @@ class TransferContract:
 
     def get_blocks(self, request_id: str) -> Any:
         """A request's row, hits included; empty for an unknown request. O(ranges)."""
-        row = self._row_blocks(request_id)
-        return ConnectorBlocks((row,), self.pool) if self.connected else TagmaKVCacheBlocks((row,))
+        row = self._rows.get(request_id)
+        blocks = self.pool.row_blocks(row.handle) if row is not None else _NO_RANGES
+        if self.connected:
+            return ConnectorBlocks((blocks,), self.pool)
+        return TagmaKVCacheBlocks((blocks,))
 
     # --- laws -------------------------------------------------------------------------------------
 

@@ -364,6 +364,8 @@ def test_a_gpu_is_admitted_by_its_option_alone(vllm_config: ConfigFactory) -> No
         assert _refusals(_on_a_gpu(_with_options(vllm_config, **{option: True}))) == ["gpu"]
     config = _with_options(vllm_config, experimental_gpu=True)
     assert _refusals(_on_a_gpu(config)) == []
+    transfer = _with_attribute(config, "kv_transfer_config", _transfer("NixlConnector"))
+    assert _refusals(_on_a_gpu(transfer)) == ["kv-connector-gpu"]
     assert finalise(_on_a_gpu(config)).parallel_config.worker_cls == (
         "vllm_tagma.integration.worker_v2.TagmaWorker"
     )

@@ -72,11 +72,12 @@ def _unknown(config: Any) -> str | None:
     return ", ".join(found) or None
 
 
-def _on_a_gpu(config: Any) -> str | None:
+def _on_a_gpu_or_v2(config: Any) -> str | None:
     worker = attribute(config, "parallel_config.worker_cls")
-    ours = {name for (stock, _), name in WORKERS.items() if stock == GPU_WORKER}
-    names = [name for name, _ in _connectors(config)]
-    return ", ".join(names) if names and worker in ours | {GPU_WORKER} else None
+    gpu = {GPU_WORKER} | {name for (stock, _), name in WORKERS.items() if stock == GPU_WORKER}
+    if worker not in gpu and not attribute(config, "use_v2_model_runner"):
+        return None
+    return ", ".join(name for name, _ in _connectors(config)) or None
 
 
 CONNECTOR_RULES: Final[tuple[Rule, ...]] = (
@@ -112,7 +113,8 @@ CONNECTOR_RULES: Final[tuple[Rule, ...]] = (
         title="LMCache connectors",
         option=_OPTION,
         status="planned",
-        why="Not tested",
+        why="LMCache 0.5.6 has no connector for CPU memory (its engine starts, finds none and lets "
+        "vLLM compute everything)",
         way_out=f"drop {_OPTION}",
         in_config=_named(_LMCACHE),
     ),
@@ -121,7 +123,8 @@ CONNECTOR_RULES: Final[tuple[Rule, ...]] = (
         title="Mooncake connectors",
         option=_OPTION,
         status="planned",
-        why="Not tested",
+        why="Not tested: the transfer engine loads the system's RDMA libraries even over TCP, and "
+        "the machines of the tests have none",
         way_out=f"drop {_OPTION}",
         in_config=_named(_MOONCAKE),
     ),
@@ -137,11 +140,12 @@ CONNECTOR_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         id="kv-connector-gpu",
-        title="KV connectors on a GPU",
+        title="KV connectors on a GPU and on Model Runner V2",
         option=_OPTION,
         status="planned",
-        why="Copies of moved blocks run on the GPU's stream, which a transfer does not wait for",
+        why="Copies of moved blocks run on the GPU's stream, which a transfer does not wait for; "
+        "V2 under the Triton interpreter was not tested",
         way_out=f"drop {_OPTION}",
-        in_config=_on_a_gpu,
+        in_config=_on_a_gpu_or_v2,
     ),
 )

@@ -309,8 +309,20 @@ class ConnectorTrace(SchedulerTrace):
             side.peer.sync_fails = not self.asynchronous
             side.started = deque()
         self.tagma.peer.memory = self.tagma.worker
+        self._count_calls(self.tagma.scheduler.kv_cache_manager)
         if self.mode.startswith("live"):
             self._relocate_in_steps(self.tagma.scheduler.kv_cache_manager)
+
+    def _count_calls(self, manager: Any) -> None:
+        """Operations: what the scheduler asks of our manager that changes or looks up blocks."""
+        for name in ("allocate_slots", "get_computed_blocks", "cache_blocks", "free", "get_blocks"):
+            call = getattr(manager, name)
+
+            def counted(*args: Any, call: Any = call, **kwargs: Any) -> Any:
+                self.counts["operations"] = self.counts.get("operations", 0) + 1
+                return call(*args, **kwargs)
+
+            setattr(manager, name, counted)
 
     def _relocate_in_steps(self, manager: Any) -> None:
         """Moves parts of rows about in each step, far more than compaction does."""
