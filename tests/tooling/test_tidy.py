@@ -30,7 +30,7 @@ MAY_IMPORT_INTEGRATION = {"plugin.py", "doctor.py"}
 # builds a configuration, as vLLM's own commands do.
 MAY_IMPORT_VLLM = {"manager.py", "events.py", "doctor.py"}
 COMMANDS = {"cli", "doctor"}
-PRODUCT_FOLDERS = {"integration", "kernels", "support", "worker"}
+PRODUCT_FOLDERS = {"integration", "kernels", "support", "transfer", "worker"}
 LAB = f"{PACKAGE}.lab"
 MACHINE_PATHS = re.compile(r"(?<![\w.$}])/(?:work|home|root|Users|mnt|data)/[\w.-]+")
 # Package registries live under .org: what is named there has to be listed, so none slips in.

@@ -16,9 +16,15 @@ from vllm_tagma.support.rule import Find, Rule
 _OURS: Final = "vllm_tagma."
 
 SERVED_CONNECTORS: Final = frozenset(
-    {"ExampleConnector", "MultiConnector", "NixlConnector", "NixlPullConnector"}
+    {
+        "ExampleConnector",
+        "MultiConnector",
+        "NixlConnector",
+        "NixlPullConnector",
+        "TagmaNixlConnector",
+    }
 )
-"""Of vLLM's own, by the name that ``--kv-transfer-config`` gives them."""
+"""By the name that ``--kv-transfer-config`` gives them: of vLLM's own, and ours."""
 
 _OFFLOADING: Final = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
 _LMCACHE: Final = frozenset({"LMCacheConnectorV1", "LMCacheMPConnector"})

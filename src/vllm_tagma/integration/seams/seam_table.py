@@ -13,6 +13,7 @@ from vllm_tagma.integration.seams.seam import Seam
 from vllm_tagma.integration.seams.seam_table_manager import MANAGER_SEAMS
 from vllm_tagma.integration.seams.seam_table_metrics import METRICS_SEAMS
 from vllm_tagma.integration.seams.seam_table_rows import ROW_SEAMS
+from vllm_tagma.integration.seams.seam_table_transfer import TRANSFER_SEAMS
 from vllm_tagma.integration.seams.seam_table_v2 import V2_SEAMS
 
 _MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
@@ -402,4 +403,5 @@ SEAMS: Final[tuple[Seam, ...]] = (
     *_WORKER_SEAMS,
     *V2_SEAMS,
     *ROW_SEAMS,
+    *TRANSFER_SEAMS,
 )
