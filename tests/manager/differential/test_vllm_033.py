@@ -30,6 +30,7 @@ TESTS = (
     "tests/plugin/test_scheduler.py",
     "tests/plugin/test_support.py",
     "tests/worker/test_scheduler_to_worker.py",
+    "tests/plugin/test_support_connectors.py",
 )
 
 
