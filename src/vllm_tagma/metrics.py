@@ -103,6 +103,11 @@ GAUGES: Final[tuple[Gauge, ...]] = (
         "not reserved.",
         "headroom_blocks",
     ),
+    _plain(
+        NAME_PREFIX + "pinned_blocks",
+        "Blocks that a KV connector receives into or sends from. They are neither moved nor freed.",
+        "pinned_blocks",
+    ),
 )
 
 _MOVED: Final = NAME_PREFIX + "moved_blocks"

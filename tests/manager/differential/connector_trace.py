@@ -354,9 +354,10 @@ class ConnectorTrace(SchedulerTrace):
         # What a failed load withdraws is a set of ids, which differ: its order is nobody's.
         return Counter(map(repr, events)) if self.policy == "fail" else events
 
-    def _reset(self, side: Any, running_too: bool) -> Any:
+    @staticmethod
+    def _reset(scheduler: Any, running_too: bool) -> object:
         try:
-            return side.scheduler.reset_prefix_cache(reset_running_requests=running_too)
+            return scheduler.reset_prefix_cache(reset_running_requests=running_too)
         except RuntimeError as error:  # requests wait for transfers: vLLM's own limit
             return str(error)
 

@@ -419,21 +419,22 @@ class SchedulerTrace:
         if rng.random() < 0.02:
             self.counts["resets"] += 1
             running_too = rng.random() < 0.5
-            self._same(self._reset(side, running_too) for side in self.sides)
+            self._same(self._reset(side.scheduler, running_too) for side in self.sides)
         self._compare()
 
-    def _take_events(self, side: Side) -> Any:
-        return side.publisher.take()
-
-    def _reset(self, side: Side, running_too: bool) -> Any:
-        return side.scheduler.reset_prefix_cache(reset_running_requests=running_too)
-
-    def _busy(self) -> bool:
-        return self.tagma.scheduler.has_unfinished_requests() or bool(self.tagma.steps)
+    @staticmethod
+    def _reset(scheduler: Any, running_too: bool) -> object:
+        return scheduler.reset_prefix_cache(reset_running_requests=running_too)
 
     def _keep(self, name: str) -> None:
         self.texts.append(list(self.tagma.scheduler.requests[name].all_token_ids))
         del self.texts[:-10]
+
+    def _take_events(self, side: Side) -> Any:
+        return side.publisher.take()
+
+    def _busy(self) -> bool:
+        return self.tagma.scheduler.has_unfinished_requests() or bool(self.tagma.steps)
 
     def _drain(self) -> None:
         steps = 0

@@ -29,6 +29,7 @@ TESTS = (
     "tests/plugin/test_keyword.py",
     "tests/plugin/test_scheduler.py",
     "tests/plugin/test_support.py",
+    "tests/plugin/test_support_connectors.py",
 )
 
 
