@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 def post(
-    port: int, body: dict[str, Any], *, path: str = "/v1/completions", timeout: float = 120
+    port: int, body: dict[str, Any], *, path: str = "/v1/completions", timeout: float = 300
 ) -> dict[str, Any]:
     """The answer's body; an error's has ``error`` in it."""
     request = urllib.request.Request(
@@ -82,7 +82,7 @@ class Server:
                     found[sample.name] = found.get(sample.name, 0.0) + sample.value
         return found
 
-    def settled(self, seconds: float = 60) -> dict[str, float]:
+    def settled(self, seconds: float = 120) -> dict[str, float]:
         """Its metrics, as soon as no block is in use any more."""
         deadline = time.monotonic() + seconds
         while (found := self.metrics())["vllm:kv_cache_usage_perc"] > 0:

@@ -92,6 +92,16 @@ def test_done_parts_are_skipped_and_changed_ones_redone(built, monkeypatch):
     assert len(calls()) > count
 
 
+def test_nixl_comes_alone_and_once(built, root):
+    """Its own list would pull builds for two CUDA releases, and torch from the index."""
+    made, calls = built
+    (made.root / "pyproject.toml").write_text((root / "pyproject.toml").read_text())
+    made.install_nixl()
+    made.install_nixl()
+    (words,) = calls()
+    assert words[words.index("install") :][-3:] == ["--no-deps", "nixl>=1.5", "nixl-cu12>=1.5"]
+
+
 def test_failed_part_is_not_stamped(built):
     made, _ = built
     made.python.write_text("#!/bin/sh\nexit 1\n")

@@ -24,6 +24,7 @@ from vllm_tagma.integration.transfer.nixl_connectors import (
     TagmaNixlPushConnector,
 )
 from vllm_tagma.integration.transfer.run_agent import UNMERGED_REASONS
+from vllm_tagma.support.connector_rules import CONNECTOR_RULES
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,21 @@ def test_advice_is_for_those_who_name_a_stock_connector():
     assert "kv_connector TagmaNixlPushConnector" in connector_names.advice("NixlPushConnector")
     for name in (*connector_names.CONNECTORS, "OffloadingConnector", None):
         assert connector_names.advice(name) is None
+
+
+@pytest.mark.parametrize("module", [None, connector_names.MODULE])
+def test_the_tagma_backend_serves_the_pull_connector_however_it_is_named(module):
+    (rule,) = [rule for rule in CONNECTOR_RULES if rule.id == "kv-transfer"]
+
+    def finding(name):
+        transfer = KVTransferConfig(
+            kv_connector=name, kv_role="kv_both", kv_connector_module_path=module
+        )
+        cache = SimpleNamespace(kv_offloading_size=None)
+        return rule.in_config(SimpleNamespace(kv_transfer_config=transfer, cache_config=cache))
+
+    assert finding("TagmaNixlConnector") is None
+    assert finding("TagmaNixlPushConnector") == "TagmaNixlPushConnector"
 
 
 @pytest.mark.parametrize(

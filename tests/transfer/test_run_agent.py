@@ -74,8 +74,8 @@ class Transfer:
 
 
 OURS = [9, 10, 11, 12, 30, 29, 28, 3, 50]
-THEIRS = [40, 41, 42, 43, 7, 6, 5, 8, 20]
-RUNS = 4  # 9-12, 28-30 backwards on both sides, 3, 50
+THEIRS = [40, 41, 60, 61, 7, 6, 5, 8, 20]
+RUNS = 5  # 9-10, 11-12, 28-30 backwards on both sides, 3, 50
 
 
 @pytest.mark.parametrize("strided", [False, True], ids=["vllm-0.32", "vllm-0.33"])

@@ -69,6 +69,8 @@ def _unknown(config: Any) -> str | None:
             found.append(name)
         elif module is not None and not _is_ours(module):
             found.append(f"{name} of {module}")
+        elif module is not None and name not in SERVED_CONNECTORS:
+            found.append(name)
     return ", ".join(found) or None
 
 
