@@ -62,7 +62,9 @@ def check(environment: Environment) -> list[str]:
 def _pythons(environment: Environment) -> Iterator[tuple[str, str | Path]]:
     """Version and path of the environment's own interpreter, and of newer ones that work here."""
     found = set()
-    for interpreter in (environment.python, *filter(None, map(shutil.which, OTHER_PYTHONS))):
+    others = [path for path in map(shutil.which, OTHER_PYTHONS) if path]
+    interpreters: list[str | Path] = [environment.python, *others]
+    for interpreter in interpreters:
         command: list[str | Path] = [interpreter, "-I", "-c", VERSION]
         try:
             version = environment.progress.run(command, log_name="wheel-python").strip()
