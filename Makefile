@@ -11,6 +11,9 @@ PYTEST_ARGS ?=
 JOBS ?= 2
 OPS ?= 10000000
 REQUESTS ?= 1000000
+CONNECTOR ?= TagmaNixlConnector
+PREFILL_ARGS ?=
+DECODE_ARGS ?=
 OUT ?= build/bench-smoke
 ACCEPT ?=
 SEED ?= 1
@@ -27,7 +30,7 @@ quote = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve test test-fast lint format cpp-test fuzz soak upstream wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
+.PHONY: help serve pd test test-fast lint format cpp-test fuzz soak upstream wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +39,11 @@ help: ## Show this list
 serve: python ## Set everything up and serve a model on the tagma backend
 	@exec $(PYTHON) tools/serve.py --model=$(call quote,$(MODEL)) --host=$(call quote,$(HOST)) \
 	  --port=$(call quote,$(PORT)) --args=$(call quote,$(ARGS))
+
+pd: python ## Serve prefill and decode on two servers behind a small proxy: PORT=8000 CONNECTOR=NixlConnector
+	@exec $(PYTHON) tools/pd.py --model=$(call quote,$(MODEL)) --host=$(call quote,$(HOST)) \
+	  --port=$(call quote,$(PORT)) --connector=$(call quote,$(CONNECTOR)) --args=$(call quote,$(ARGS)) \
+	  --prefill-args=$(call quote,$(PREFILL_ARGS)) --decode-args=$(call quote,$(DECODE_ARGS))
 
 test: lint docs cpp-test wheel pytest ## Everything that CI runs, cheapest first
 
@@ -82,7 +90,7 @@ wheel: tools ## Build sdist and abi3 wheel, audit, install into empty environmen
 	@$(SETUP) wheel
 
 pytest: tools
-	@$(SETUP) model vllm-sources upstream
+	@$(SETUP) nixl model vllm-sources upstream
 	@$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-fast: tools ## pytest without the tests that start an engine

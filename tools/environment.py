@@ -117,8 +117,7 @@ class Environment:
 
     def install_extras(self, extras: Iterable[str]) -> None:
         """Install the named groups of ``[project.optional-dependencies]``, in one step."""
-        groups = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))
-        optional = groups["project"]["optional-dependencies"]
+        optional = self._optional_dependencies()
         wanted = [requirement for extra in sorted(extras) for requirement in optional[extra]]
 
         def build() -> None:
@@ -127,6 +126,24 @@ class Environment:
 
         title = f"tools for {', '.join(sorted(extras))}"
         self.provide("tools", key=hash_of([*wanted, *BUILD_TOOLS]), title=title, build=build)
+
+    def install_nixl(self) -> None:
+        """Install the extra ``nixl``, with which KV is transferred between servers, in one step.
+
+        Without dependencies: ``nixl`` itself asks for a build for each CUDA release, of which it
+        loads one; and what that one asks for came with vLLM.
+        """
+        wanted = self._optional_dependencies()["nixl"]
+
+        def build() -> None:
+            self.pip(["install", "--no-deps", *wanted], log_name="pip-nixl", what="NIXL")
+
+        self.provide("nixl", key=hash_of(wanted), title="NIXL (download 120 MB)", build=build)
+
+    def _optional_dependencies(self) -> dict[str, list[str]]:
+        groups = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))
+        optional: dict[str, list[str]] = groups["project"]["optional-dependencies"]
+        return optional
 
     def plugin_key(self) -> str:
         """Hash of what the editable install is made from.

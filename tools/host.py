@@ -146,7 +146,7 @@ def available_memory(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs
         return available
     if limit == "max":
         return available
-    # The kernel gives cached files back when memory is wanted; installing leaves gigabytes of them.
+    # Cached files are given back when memory is wanted; installing leaves gigabytes of them.
     used -= _cached_file_bytes(cgroup / "memory.stat")
     return min(available, max(int(limit) - used, 0))
 
@@ -160,14 +160,19 @@ def _cached_file_bytes(memory_stat: Path) -> int:
     return sum(int(line.split()[1]) for line in lines if line.split()[0] in kinds)
 
 
-def check_port(*, host: str, port_text: str) -> int:
-    """Return the port as a number if this machine can listen on ``host`` and it."""
+def check_port(
+    *, host: str, port_text: str, variable: str = "PORT", command: str = "make serve"
+) -> int:
+    """Return the port as a number if this machine can listen on ``host`` and it.
+
+    ``variable`` and ``command``: where the user gave it, for the message.
+    """
     try:
         port = int(port_text)
     except ValueError:
         port = -1
     if not 1 <= port <= 65535:
-        raise SetupFailure(f"PORT={port_text} is not a port: give a number from 1 to 65535.")
+        raise SetupFailure(f"{variable}={port_text} is not a port: give a number from 1 to 65535.")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
@@ -183,7 +188,7 @@ def check_port(*, host: str, port_text: str) -> int:
         if error.errno == errno.EADDRINUSE:
             raise SetupFailure(
                 f"Port {port} on {host} is in use by another program. Choose another: "
-                f"make serve PORT={port + 1 if port < 65535 else 8000}; "
+                f"{command} {variable}={port + 1 if port < 65535 else 8000}; "
                 f"or find that program: ss -ltnp 'sport = :{port}'."
             ) from error
         raise SetupFailure(

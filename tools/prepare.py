@@ -1,6 +1,6 @@
 """Build the parts of the working tree that a make target needs.
 
-    python3 tools/prepare.py PART...      parts: env tools model vllm-sources upstream wheel
+    python3 tools/prepare.py PART...      parts: env tools nixl model vllm-sources upstream wheel
 
 Each part is a no-op when it is up to date. `make serve` has its own entry, serve.py.
 """
@@ -21,7 +21,15 @@ from environment import Environment
 from progress import Progress, SetupFailure
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS = {"env": 3, "tools": 1, "model": 1, "vllm-sources": 1, "upstream": 1, "wheel": 1}
+STEPS = {
+    "env": 3,
+    "tools": 1,
+    "nixl": 1,
+    "model": 1,
+    "vllm-sources": 1,
+    "upstream": 1,
+    "wheel": 1,
+}
 EXTRAS = ("test", "lint", "package", "bench", "docs")
 
 
@@ -59,6 +67,8 @@ def build(parts: Sequence[str]) -> None:
             environment.install_plugin()
         elif part == "tools":
             environment.install_extras(EXTRAS)
+        elif part == "nixl":
+            environment.install_nixl()
         elif part == "model":
             _model(environment)
         elif part == "vllm-sources":

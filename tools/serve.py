@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--args", default="", help="further flags of vllm serve, as one string")
     options = parser.parse_args(argv)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     try:
         return serve(options)
     except SetupFailure as failure:
@@ -98,14 +98,7 @@ def serve(options: argparse.Namespace) -> int:
     environment.create()
     environment.install_vllm()
     environment.install_plugin()
-    title = f"model {model.name}"
-    if not model.is_default:
-        progress.skip(title, "taken as it is; vLLM loads it")
-    elif default_model.is_ready(default_model.model_dir(ROOT)):
-        progress.skip(title, "up to date")
-    else:
-        with progress.step(f"{title} (download 93 MB, convert once)"):
-            default_model.provide(root=ROOT, python=environment.python, progress=progress)
+    provide_model(model, environment)
     command = serve_command(
         vllm=environment.folder / "bin" / "vllm",
         model=model,
@@ -197,29 +190,60 @@ def serve_command(
     return command + list(extra)
 
 
-def start(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[str]:
-    """Start vLLM in a session of its own, so that Ctrl-C reaches it only through us."""
+def provide_model(model: Model, environment: Environment) -> None:
+    """Have the default model on disk, in one step; another one is vLLM's to load."""
+    title, progress = f"model {model.name}", environment.progress
+    if not model.is_default:
+        progress.skip(title, "taken as it is; vLLM loads it")
+    elif default_model.is_ready(default_model.model_dir(environment.root)):
+        progress.skip(title, "up to date")
+    else:
+        with progress.step(f"{title} (download 93 MB, convert once)"):
+            default_model.provide(
+                root=environment.root, python=environment.python, progress=progress
+            )
+
+
+def start(
+    command: Sequence[str], env: dict[str, str], *, log: Path | None = None
+) -> subprocess.Popen[str]:
+    """Start a server in a session of its own, so that Ctrl-C reaches it only through us.
+
+    Its output goes to ``log``, or where ours goes.
+    """
     parent = os.getpid()
 
     def die_with_parent() -> None:
-        # Should this process be killed outright, the kernel asks vLLM to end as well.
+        # Should this process be killed outright, the operating system asks vLLM to end.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(1)
 
-    return subprocess.Popen(
-        list(command),
-        env=env,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
-        text=True,
-    )
+    with contextlib.ExitStack() as stack:
+        output = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            output = stack.enter_context(log.open("w", encoding="utf-8"))
+        return subprocess.Popen(
+            list(command),
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+            text=True,
+        )
 
 
-def wait_until_ready(process: subprocess.Popen[str], *, host_name: str, port: int) -> None:
-    """Return when /health answers 200. Raises SetupFailure if vLLM ends first."""
+def wait_until_ready(
+    process: subprocess.Popen[str], *, host_name: str, port: int, log: Path | None = None
+) -> None:
+    """Return when /health answers 200. Raises SetupFailure if the server ends first.
+
+    ``log``: where its output went, if not to the terminal.
+    """
     url = f"{base_url(host_name, port)}/health"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while True:
@@ -227,9 +251,9 @@ def wait_until_ready(process: subprocess.Popen[str], *, host_name: str, port: in
         if status is not None:
             raise SetupFailure(
                 f"vLLM ended with status {status} before it was ready. The reason stands in its "
-                "output above (the last line that names an error). A flag in ARGS, a model that "
-                "the tagma backend refuses (.venv/bin/tagma doctor MODEL), or too little memory "
-                "are the usual ones."
+                f"output{f', {log}' if log else ' above'} (the last line that names an error). A "
+                "flag in ARGS, a model that the tagma backend refuses (.venv/bin/tagma doctor "
+                "MODEL), or too little memory are the usual ones."
             )
         with contextlib.suppress(urllib.error.URLError, OSError):
             opener.open(url, timeout=2.0).close()
@@ -299,7 +323,8 @@ def _flag(words: Sequence[str], flag: str) -> str | None:
     return value
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """A signal handler: raises Interrupted."""
     raise Interrupted(number)
 
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bindings/block_ranges.hpp"
+#include "bindings/buffers.hpp"
 #include "bindings/py_util.hpp"
 #include "tagma/kv_coord_map.hpp"
 #include "tagma/kv_region_map.hpp"
@@ -184,6 +185,29 @@ PyObject* spans(PyObject* self, PyObject* arg) {
   });
 }
 
+PyObject* write_descriptors(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    check_nargs("write_descriptors", nargs, 4);
+    const KvRegionMap& map = regions_of(self);
+    const Vector<int64_t> starts(args[0], "starts");
+    const Vector<int64_t> counts(args[1], "counts");
+    const int64_t device = to_int64(args[2]);
+    const Vector<int64_t> out(args[3], "out", PyBUF_WRITABLE);
+    if (counts.size() != starts.size()) {
+      throw tagma::UsageError(
+          tagma::message(starts.size(), " starts and ", counts.size(), " counts"));
+    }
+    const int64_t needed = int64_t{3} * map.num_regions() * starts.size();
+    if (out.size() != needed) {
+      throw tagma::UsageError(tagma::message("out holds ", out.size(), " numbers, ", starts.size(),
+                                             " runs in ", map.num_regions(), " regions are ",
+                                             needed));
+    }
+    map.write_descriptors(starts.data(), counts.data(), starts.size(), device, out.data());
+    Py_RETURN_NONE;
+  });
+}
+
 Py_ssize_t num_regions(PyObject* self) { return regions_of(self).num_regions(); }
 
 PyMethodDef g_region_methods[] = {
@@ -192,6 +216,9 @@ PyMethodDef g_region_methods[] = {
     {"spans", spans, METH_O,
      "spans(block_ranges) -> list[(region, address, bytes)]\n\nRegion by region, one span for each"
      " range; null blocks have none."},
+    {"write_descriptors", fast(write_descriptors), METH_FASTCALL,
+     "write_descriptors(starts, counts, device, out)\n\nint64 buffers; out takes (address, bytes,"
+     " device) of each run in each region, region by region."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot g_region_slots[] = {

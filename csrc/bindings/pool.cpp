@@ -189,6 +189,17 @@ PyObject* is_cached(PyObject* self, PyObject* arg) {
       [&] { return PyBool_FromLong(pool_of(self).allocator().is_cached(to_int32(arg)) ? 1 : 0); });
 }
 
+PyObject* block_hash(PyObject* self, PyObject* arg) {
+  return guarded([&]() -> PyObject* {
+    const KvPool& pool = pool_of(self);
+    const tagma::BlockId block = to_int32(arg);
+    if (!pool.allocator().is_cached(block)) Py_RETURN_NONE;
+    const tagma::PrefixIndex& index = pool.index();
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(index.key(block)),
+                                     static_cast<Py_ssize_t>(index.key_bytes()));
+  });
+}
+
 PyObject* holes(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     PyRef out(checked(PyList_New(0)));
@@ -298,6 +309,8 @@ PyMethodDef g_methods[] = {
      " O(num_blocks)."},
     {"request_refs", request_refs, METH_O, "request_refs(block_id) -> int"},
     {"is_cached", is_cached, METH_O, "is_cached(block_id) -> bool"},
+    {"block_hash", block_hash, METH_O,
+     "block_hash(block_id) -> bytes | None\n\nThe hash that a cached block was published under."},
     {"holes", holes, METH_NOARGS, "holes() -> list[(start, count)] in address order"},
     {"stats", stats, METH_NOARGS, "stats() -> dict[str, int]"},
     {"check_invariants", check_invariants, METH_NOARGS,

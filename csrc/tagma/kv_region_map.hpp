@@ -119,6 +119,29 @@ class KvRegionMap {
     return out;
   }
 
+  // One descriptor (address, bytes, device) for each run of blocks in each region, region by
+  // region, into `out`, which holds 3 * num_regions() * runs numbers: what a transfer of these runs
+  // posts. Unlike ranges, runs may touch: the other side of the transfer may break between them.
+  // Throws UsageError for a run that a region has not, and leaves a part of `out` written.
+  // O(regions * runs).
+  void write_descriptors(const int64_t* starts, const int64_t* counts, int64_t runs, int64_t device,
+                         int64_t* out) const {
+    for (int32_t id = 0; id < num_regions(); ++id) {
+      const KvRegion& r = region(id);
+      for (int64_t i = 0; i < runs; ++i) {
+        const int64_t start = starts[i];
+        const int64_t count = counts[i];
+        if (start < 0 || count < 1 || start >= r.blocks || count > r.blocks - start) {
+          throw UsageError(message("run of ", count, " blocks from ", start, " is outside [0, ",
+                                   r.blocks, ") of region ", id));
+        }
+        *out++ = r.address + start * r.bytes_per_block;
+        *out++ = count * r.bytes_per_block;
+        *out++ = device;
+      }
+    }
+  }
+
   int32_t num_regions() const { return static_cast<int32_t>(regions_.size()); }
 
  private:

@@ -3,6 +3,7 @@
 #include <limits>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "tagma/kv_region_map.hpp"
@@ -78,6 +79,20 @@ void spans_cover_the_bytes_of_their_blocks() {
   }
 }
 
+void descriptors_are_the_spans_of_runs() {
+  const KvRegionMap map({{1000, 50, 8}, {0, 60, 4}});
+  const std::vector<int64_t> starts = {7, 20, 8};  // 8 follows 7: runs may touch
+  const std::vector<int64_t> counts = {1, 3, 2};
+  std::vector<int64_t> out(3 * 2 * 3, -1);
+  map.write_descriptors(starts.data(), counts.data(), 3, 5, out.data());
+  CHECK(out == std::vector<int64_t>({1056, 8, 5, 1160, 24, 5, 1064, 16, 5,  //
+                                     28, 4, 5, 80, 12, 5, 32, 8, 5}));
+  for (const auto& [start, count] : std::vector<std::pair<int64_t, int64_t>>{
+           {-1, 1}, {0, 0}, {0, -1}, {50, 1}, {48, 3}, {1, std::numeric_limits<int64_t>::max()}}) {
+    CHECK_THROWS(map.write_descriptors(&start, &count, 1, 0, out.data()), UsageError);
+  }
+}
+
 void refuses_what_is_no_memory() {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   CHECK_THROWS(KvRegionMap({}), UsageError);
@@ -106,6 +121,7 @@ int main() {
   return run_tests({
       {"layers of one tensor are regions", layers_of_one_tensor_are_regions},
       {"spans cover the bytes of their blocks", spans_cover_the_bytes_of_their_blocks},
+      {"descriptors are the spans of runs", descriptors_are_the_spans_of_runs},
       {"refuses what is no memory", refuses_what_is_no_memory},
   });
 }

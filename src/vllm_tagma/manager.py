@@ -29,6 +29,7 @@ from vllm_tagma.request_row import RequestRow
 from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.served_arguments import require_served
 from vllm_tagma.stand_ins import BlockPool, Coordinator, Group
+from vllm_tagma.transfers import TransferContract
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
@@ -44,7 +45,7 @@ _RUNNING = RequestStatus.RUNNING
 _ADMISSION = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
-class TagmaKVCacheManager:
+class TagmaKVCacheManager(TransferContract):
     """Range-addressed KV-cache manager for one full-attention group.
 
     Constructor arguments are vLLM's own (``vllm/v1/core/kv_cache_manager.py``), all by keyword but
@@ -78,6 +79,7 @@ class TagmaKVCacheManager:
         tagma_config: TagmaConfig | None = None,
         **unknown: object,
     ) -> None:
+        super().__init__()
         del max_in_flight_tokens  # bounds blocks that fall out of a window; full attention has none
         spec = require_served(
             kv_cache_config,
@@ -116,8 +118,8 @@ class TagmaKVCacheManager:
         )
         self._check_each_step = tagma_config is not None and tagma_config.check_invariants
 
-        self.coordinator = Coordinator((Group(spec.block_size, spec),))
-        self.block_pool = BlockPool(self.pool)
+        self.coordinator = Coordinator((Group(spec.block_size, spec),), self._num_held)
+        self.block_pool = BlockPool(self.pool, self._give_back)
         self.empty_kv_cache_blocks = TagmaKVCacheBlocks((_NO_RANGES,))
 
     # --- steps ------------------------------------------------------------------------------------
@@ -183,8 +185,10 @@ class TagmaKVCacheManager:
 
         Arguments are vLLM's. Returns the new blocks (hits not included), or None if too few blocks
         are free; a lack of long holes is never a reason, except beyond the cap of 256 ranges, where
-        preemption makes room. Raises :class:`UnsupportedError` for what only KV connectors and
-        encoder-decoder models use. O(1) while the tokens fit the last block.
+        preemption makes room. With ``delay_cache_blocks`` the row will be received: it is pinned
+        (``transfers.py``) and nothing of it published. Raises :class:`UnsupportedError` for what
+        only encoder-decoder models use. O(1) while the tokens fit the last block. No blocks are
+        zeroed, so ``skip_zeroing_group_ids`` does not matter.
         """
         row = self._rows.get(request.request_id)
         if (
@@ -205,11 +209,11 @@ class TagmaKVCacheManager:
         ):
             return self.empty_kv_cache_blocks  # decode inside the last block: nothing to do
 
-        if num_external_computed_tokens or delay_cache_blocks or num_encoder_tokens:
-            rule = "encoder-decoder" if num_encoder_tokens else "kv-transfer"
-            given = f"{num_external_computed_tokens=}, {delay_cache_blocks=}, {num_encoder_tokens=}"
-            support.refuse(rule, given, option="what allocate_slots was given")
-        del skip_zeroing_group_ids  # only meaningful with external tokens
+        if num_external_computed_tokens or num_encoder_tokens:
+            if num_encoder_tokens:
+                given = f"{num_encoder_tokens=}"
+                support.refuse("encoder-decoder", given, option="what allocate_slots was given")
+            num_new_computed_tokens += num_external_computed_tokens  # the hit's blocks are in `hit`
         if num_new_tokens == 0 and num_new_computed_tokens == 0:
             raise ValueError(
                 "num_new_tokens must be greater than 0 when there are no computed tokens to adopt"
@@ -223,7 +227,7 @@ class TagmaKVCacheManager:
         needed = -(-(wanted if wanted < max_tokens else max_tokens) // block_size)
         num_tokens = request.num_tokens
         publish = 0
-        if self.enable_caching:
+        if self.enable_caching and not delay_cache_blocks:
             written = total + num_new_tokens
             publish = (written if written < num_tokens else num_tokens) // block_size
             publish = min(publish, needed, len(request.block_hashes))
@@ -259,8 +263,9 @@ class TagmaKVCacheManager:
             if grown is None:
                 self._observers.blocks_left()  # the range cap may have cost some
                 return None
-            if request.status in _ADMISSION:  # a session: its whole row goes to the worker
+            if request.status in _ADMISSION:  # its whole row goes to the worker
                 self.pool.hold(row.handle)
+                self._unpin(row)  # if it was received, all of it has arrived
             added = grown
         num_added = len(added[0])
         row.held_blocks += num_added
@@ -268,7 +273,9 @@ class TagmaKVCacheManager:
             self._observers.allocated(request, hit, added[0], row.published_blocks, publish)
         if publish > row.published_blocks:
             row.published_blocks = publish
-        row.settle(self.block_size, self.enable_caching)
+        row.settle(block_size, self.enable_caching)
+        if delay_cache_blocks:
+            self._pin(row, "receiving")
         return TagmaKVCacheBlocks(added) if num_added else self.empty_kv_cache_blocks
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
@@ -295,21 +302,9 @@ class TagmaKVCacheManager:
         if row is None:
             return
         del self._request_of[row.handle]
+        if row.pin:
+            self._unpin(row)
         self.pool.free(row.handle)
-        self._observers.blocks_left()
-
-    def remove_skipped_blocks(
-        self,
-        request_id: str,
-        processed_computed_tokens: int,
-        num_prompt_tokens: int | None = None,
-    ) -> None:
-        """Blocks outside the attention window: none, for full attention."""
-
-    def evict_blocks(self, block_ids: set[int]) -> None:
-        """Withdraws blocks from the prefix cache; references stay. Raises ValueError for an id
-        outside the pool, and then changes nothing. O(blocks)."""
-        self.pool.evict(block_ids)
         self._observers.blocks_left()
 
     def reset_prefix_cache(self) -> bool:
@@ -329,25 +324,17 @@ class TagmaKVCacheManager:
 
     # --- what the scheduler reads -----------------------------------------------------------------
 
-    def get_blocks(self, request_id: str) -> TagmaKVCacheBlocks:
-        """A request's row, hits included; empty for an unknown request. O(ranges)."""
+    def _row_blocks(self, request_id: str) -> BlockRanges:
         row = self._rows.get(request_id)
-        if row is None:
-            return self.empty_kv_cache_blocks
-        return TagmaKVCacheBlocks((self.pool.row_blocks(row.handle),))
+        return _NO_RANGES if row is None else self.pool.row_blocks(row.handle)
+
+    def _num_held(self, request_id: str) -> int:
+        row = self._rows.get(request_id)
+        return 0 if row is None else row.held_blocks
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """Block ids of a request's row, fresh lists. O(blocks)."""
-        ids = self.get_blocks(request_id).get_block_ids()
-        assert ids is not None
-        return ids
-
-    def get_block_ids_for_computed_tokens(
-        self, request_id: str, num_computed_tokens: int
-    ) -> tuple[list[int], ...]:
-        """Block ids that hold the first ``num_computed_tokens`` tokens. O(blocks)."""
-        (ids,) = self.get_block_ids(request_id)
-        return (ids[: -(-num_computed_tokens // self.block_size)],)
+        return (self._row_blocks(request_id).ids(),)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Deprecated in vLLM; zero for each group."""
@@ -383,7 +370,10 @@ class TagmaKVCacheManager:
         """
         updates: list[RowUpdate] = []
         sent: set[tuple[str, int]] = set()
-        for handle, group, first_block, ranges in self.pool.take_row_updates():
+        changes = self.pool.take_row_updates()
+        if self.connected:
+            changes = [change for change in changes if not self._is_receiving(change[0])]
+        for handle, group, first_block, ranges in changes:
             request_id = self._request_of[handle]
             if request_id in whole:
                 if first_block:
@@ -393,9 +383,8 @@ class TagmaKVCacheManager:
         for request_id in whole:
             if request_id not in self._rows:  # it has ended in the meantime
                 continue
-            for group, ranges in enumerate(self.get_blocks(request_id).blocks):
-                if (request_id, group) not in sent:
-                    updates.append(RowUpdate(request_id, group, 0, ranges))
+            if (request_id, 0) not in sent:
+                updates.append(RowUpdate(request_id, 0, 0, self._row_blocks(request_id)))
         return updates
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
@@ -436,7 +425,7 @@ class TagmaKVCacheManager:
 
     def num_ranges(self, request_id: str) -> int:
         """Ranges of a request's row; 0 for an unknown request."""
-        return self.get_blocks(request_id).num_ranges[0]
+        return self._row_blocks(request_id).num_ranges
 
     def check_invariants(self) -> None:
         """Checks the laws of ``docs/invariants.md``; raises :class:`InvariantError`. O(blocks)."""
@@ -453,10 +442,14 @@ class TagmaKVCacheManager:
                     f"published, and is remembered with {row.held_blocks} and "
                     f"{row.published_blocks}"
                 )
-        rows = self.pool.stats()["rows"]
-        if rows != len(self._rows):
+        stats = self.pool.stats()
+        if stats["rows"] != len(self._rows):
             raise InvariantError(
-                f"law M2 (manager): {rows} rows are open for {len(self._rows)} requests"
+                f"law M2 (manager): {stats['rows']} rows are open for {len(self._rows)} requests"
+            )
+        if stats["pins"] != self._num_pins():
+            raise InvariantError(
+                f"law M3 (manager): {stats['pins']} pins are held for {self._num_pins()} transfers"
             )
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -46,9 +46,7 @@ class Observers:
             for block_id in hit.ids():
                 collector.on_block_accessed(BlockId(block_id))
         self.blocks_left()
-        moves = self._pool.take_relocations()
         if collector is not None:
-            self._follow(collector, moves)
             for block_id in added.ids():
                 if self._enable_caching:
                     collector.on_block_evicted(BlockId(block_id))  # ends a sampled lifetime
@@ -61,7 +59,10 @@ class Observers:
             self._events.stored(request, first, last)
 
     def blocks_left(self) -> None:
-        """Passes on the blocks that left the cache since the last call. O(these)."""
+        """Passes on the blocks that left the cache since the last call, and those that moved.
+
+        A call that refuses a request may have moved blocks too. O(these).
+        """
         if not self.watching:
             return
         for block_id, _group, block_hash in self._pool.take_evicted():
@@ -69,6 +70,9 @@ class Observers:
                 self._collector.on_block_evicted(BlockId(block_id))
             if self._events is not None:
                 self._events.removed(block_hash)
+        moves = self._pool.take_relocations()
+        if self._collector is not None:
+            self._follow(self._collector, moves)
 
     def cleared(self) -> None:
         """The cache was emptied."""

@@ -1,6 +1,7 @@
 """``register()``: the function vLLM calls in every process that loads general plugins.
 
-It wires the backend's flag and its finalisation step into ``EngineArgs`` and does nothing else.
+It wires the backend's flag and its finalisation step into ``EngineArgs``, makes the names of our
+KV-transfer connectors known, and does nothing else.
 It never imports vLLM: where ``vllm.engine.arg_utils`` is loaded it patches it, otherwise it waits
 for that module with an import hook (``integration/import_hook.py``). That keeps
 ``import vllm_tagma`` and ``tagma --help`` fast, and works without vLLM installed.
@@ -26,8 +27,10 @@ ARG_UTILS = "vllm.engine.arg_utils"
 def register() -> None:
     """Wire ``EngineArgs`` now, or as soon as vLLM imports it. Idempotent and re-entrant."""
     from vllm_tagma.integration.import_hook import when_imported
+    from vllm_tagma.integration.transfer import connector_names
 
     when_imported(ARG_UTILS, _wire)
+    when_imported(connector_names.FACTORY, connector_names.make_known)
 
 
 def _wire(arg_utils: ModuleType) -> None:

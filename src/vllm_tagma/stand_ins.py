@@ -1,21 +1,22 @@
 """What vLLM reads of its manager's parts: the coordinator, the group managers, the block pool.
 
-Without a KV connector the scheduler and the engine read a handful of their members and nothing
-else, so these stand-ins hold just those. Any other member is an AttributeError.
+The scheduler, the engine and the KV connectors that are served read a handful of their members and
+nothing else, so these stand-ins hold just those. Any other member is an AttributeError.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_tagma.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sized
 
     from vllm.v1.kv_cache_interface import KVCacheSpec
 
     from vllm_tagma._native import Pool
+    from vllm_tagma.transfers import LeavingRow
 
 
 class BlockId(NamedTuple):
@@ -32,31 +33,49 @@ class Group(NamedTuple):
 
 
 class Coordinator(NamedTuple):
-    """Stands in for vLLM's coordinator of all groups."""
+    """Stands in for vLLM's coordinator of all groups. ``num_held`` counts a request's blocks."""
 
     single_type_managers: tuple[Group, ...]
+    num_held: Callable[[str], int]
     enable_partial_hash_hits: bool = False
+
+    def get_num_blocks_to_allocate(
+        self,
+        *,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: tuple[Sized, ...],
+        **unused: Any,
+    ) -> int:
+        """Blocks that a request lacks to hold ``num_tokens``; what else vLLM passes concerns
+        windows and states. Raises :class:`UnsupportedError` for a prefix hit, which vLLM passes to
+        ``allocate_slots`` only. O(1)."""
+        del unused
+        if any(len(group) for group in new_computed_blocks):
+            raise UnsupportedError(
+                f"vLLM asked what request {request_id} lacks beside a prefix hit; use "
+                "--kv-cache-backend paged and report this"
+            )
+        (group,) = self.single_type_managers
+        return max(-(-num_tokens // group.block_size) - self.num_held(request_id), 0)
 
 
 class BlockPool:
-    """Stands in for vLLM's block pool: capacity only, the blocks themselves are native."""
+    """Stands in for vLLM's block pool: capacity only, the blocks themselves are native.
 
-    def __init__(self, pool: Pool) -> None:
+    ``give_back`` takes what ``pop_blocks_for_free`` gave (``transfers.py``).
+    """
+
+    def __init__(self, pool: Pool, give_back: Callable[[LeavingRow], None]) -> None:
         self._pool = pool
+        self._give_back = give_back
         self.num_gpu_blocks = pool.num_blocks
 
     def get_num_free_blocks(self) -> int:
         """Blocks in holes plus idle cached blocks."""
         return self._pool.num_free
 
-    def free_blocks(self, ordered_blocks: Iterable[object]) -> None:
-        """vLLM gives back the end points of block copies here; this manager orders none.
-
-        Raises:
-            UnsupportedError: blocks were given back.
-        """
-        if any(True for _ in ordered_blocks):
-            raise UnsupportedError(
-                "vLLM gave blocks back through block_pool.free_blocks(), which the tagma backend "
-                "never lends; use --kv-cache-backend paged and report this"
-            )
+    def free_blocks(self, ordered_blocks: Iterable[LeavingRow]) -> None:
+        """Frees the blocks of requests that left earlier, each request's tail first. O(blocks)."""
+        for leaving in ordered_blocks:
+            self._give_back(leaving)

@@ -86,6 +86,12 @@ def test_block_tables_equal_those_of_vllm_033(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("release", ["installed", "0.33"])
+def test_rows_are_as_the_scheduler_knows_them(release: str, tmp_path: Path) -> None:
+    packages = (_cpu_alias(tmp_path), _sources_033()) if release == "0.33" else ()
+    run_cases("scheduler_rows", device="interpreter", packages=packages)
+
+
+@pytest.mark.parametrize("release", ["installed", "0.33"])
 def test_who_reads_the_rows_of_block_ids(release: str) -> None:
     """The ids are not written by default, so a new reader of them in vLLM must fail here."""
     root = _sources_033() / "vllm" if release == "0.33" else versions.vllm_root()

@@ -152,12 +152,16 @@ class KvWorker:
 
     def _read(self, part: Scheduled) -> None:
         held = self.memory.reshape(-1)[self._slots(part)]
-        wrong = np.flatnonzero(held != self.canaries(part.request, part.end))
+        wrong = self._wrong(held, self.canaries(part.request, part.end))
         assert not len(wrong), (
             f"{part.request.request_id} reads foreign KV at positions {wrong[:5]} of {part.end}, "
             f"in blocks {self.rows[part.request.request_id]} of {self.block_size}"
         )
         self.reads += part.end
+
+    def _wrong(self, held: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """Where what is held is not what is wanted."""
+        return np.flatnonzero(held != wanted)
 
     def rewrite(self, request: Request, first: int, end: int) -> None:
         """Drafts that were confirmed: their KV was written, under tokens not known here."""

@@ -186,6 +186,20 @@ def test_a_move_ends_the_sample_of_what_was_there() -> None:
     assert len(collector.drain_events()) == 1
 
 
+def test_a_sample_follows_a_move_before_its_block_is_evicted() -> None:
+    """A call that gives nobody blocks (a refusal at the range cap) may move some all the same."""
+    collector = KVCacheMetricsCollector(sample_rate=1.0)
+    a = ask("a", 4)
+    manager = manager_with(a, metrics_collector=collector)
+    assert move(manager, "a", 0, 4)
+    moved = set(row_of(manager, a))
+    manager.free(a)
+    assert set(collector.block_metrics) == moved
+    manager.evict_blocks(moved)
+    assert collector.block_metrics == {}
+    assert len(collector.drain_events()) == 4
+
+
 class _Sampled(CanaryTrace):
     """A trace with vLLM's collector, which samples each block."""
 

@@ -86,8 +86,6 @@ def test_without_caching_there_is_no_unit_of_hashing_to_match() -> None:
 @pytest.mark.parametrize(
     ("rule", "given"),
     [
-        ("kv-transfer", {"num_external_computed_tokens": 4}),
-        ("kv-transfer", {"delay_cache_blocks": True}),
         ("encoder-decoder", {"num_encoder_tokens": 7}),
     ],
 )

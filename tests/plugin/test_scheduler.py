@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -122,6 +123,28 @@ def test_another_plugins_manager_is_not_overwritten(
     with pytest.raises(SeamError, match=r"Foreign.*another plugin.*--kv-cache-backend paged"):
         _build(ours.TagmaScheduler, vllm_config(additional_config=TAGMA))
     assert scheduler_module.KVCacheManager is Foreign
+
+
+def test_a_paged_engine_built_meanwhile_keeps_vllms_manager(
+    vllm_config: ConfigFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another thread, while the name stands for ours."""
+    ours_config, plain_config = vllm_config(additional_config=TAGMA), vllm_config()
+    built: list[Any] = []
+    original = TagmaKVCacheManager.__init__
+
+    def build_another(self: Any, *args: Any, **kwargs: Any) -> None:
+        monkeypatch.setattr(TagmaKVCacheManager, "__init__", original)
+        other = threading.Thread(target=lambda: built.append(_build(Scheduler, plain_config)))
+        other.start()
+        other.join()
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(TagmaKVCacheManager, "__init__", build_another)
+    scheduler = _build(ours.TagmaScheduler, ours_config)
+    assert type(scheduler.kv_cache_manager) is TagmaKVCacheManager
+    (plain,) = built
+    assert type(plain.kv_cache_manager) is stock.KVCacheManager
 
 
 def test_a_constructor_that_fails_puts_the_name_back(

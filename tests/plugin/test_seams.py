@@ -6,12 +6,15 @@ The sources of vLLM 0.33 are taken from the folder in ``TAGMA_VLLM033`` (it hold
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
+import pkgutil
 from pathlib import Path
 
 import pytest
 
-from vllm_tagma import support, versions
+from vllm_tagma import integration, support, versions
 from vllm_tagma.errors import SeamError
 from vllm_tagma.integration import seams
 from vllm_tagma.integration.seams import seam_table, signatures
@@ -83,6 +86,41 @@ def test_seams_are_told_apart_and_explained() -> None:
         assert seam.room in seams.ROOMS
 
 
+def test_every_method_that_we_override_is_a_seam() -> None:
+    """A method of ours that stands for one of vLLM's is called by vLLM, with vLLM's arguments."""
+    targets = {seam.target for seam in seams.SEAMS}
+    overridden = set()
+    for info in pkgutil.iter_modules(integration.__path__, f"{integration.__name__}."):
+        module = importlib.import_module(info.name)
+        classes = [c for c in vars(module).values() if inspect.isclass(c)]
+        for cls in (c for c in classes if c.__module__ == info.name):
+            bases = {b for c in classes if issubclass(c, cls) for b in _first_of_vllm(c)}
+            for name, value in vars(cls).items():
+                written = inspect.isfunction(value) and value.__module__ == info.name
+                if written and inspect.unwrap(value).__code__.co_filename == module.__file__:
+                    overridden |= {
+                        f"{base.__module__}:{base.__qualname__}.{name}"
+                        for base in (_owner(b, name) for b in bases)
+                        if base is not None
+                    }
+    # Ours to call: vLLM never builds this logger.
+    overridden.remove("vllm.v1.metrics.loggers:AggregateStatLoggerBase.__init__")
+    assert len(overridden) > 20
+    assert overridden - targets == set()
+
+
+def _first_of_vllm(cls: type) -> list[type]:
+    """The first class of vLLM's among a class's bases."""
+    return [base for base in cls.__mro__ if base.__module__.startswith("vllm.")][:1]
+
+
+def _owner(cls: type, name: str) -> type | None:
+    """The class of vLLM's that has the method which ``cls`` inherits."""
+    owners = (base for base in cls.__mro__ if name in vars(base))
+    found = next(owners, object)
+    return found if found.__module__.startswith("vllm.") else None
+
+
 def test_a_changed_signature_is_noticed(tmp_path: Path) -> None:
     target = "vllm.v1.worker.block_table:BlockTable.move_row"
     (seam,) = [s for s in seams.SEAMS if s.target == target]
@@ -109,6 +147,8 @@ def test_start_up_names_every_seam_that_does_not_fit(monkeypatch: pytest.MonkeyP
     assert "does not fit vLLM 0.32.9" in message
     assert "KVCacheManager.get_computed_blocks" in message
     assert message.endswith("or use --kv-cache-backend paged.")
+    with pytest.raises(SeamError, match="prepare_attn"):
+        seams.require_seams("worker", "worker_v2")
 
 
 # ---- the manager's contract ---------------------------------------------------------------------
@@ -131,7 +171,7 @@ def test_every_member_read_is_implemented_or_refused(root: Path) -> None:
     implemented = set(dir(TagmaKVCacheManager)) | _assigned_in_the_constructor()
     for name, places in read.items():
         if name == "<itself>":
-            continue  # handed to connectors, which are refused
+            continue  # handed to connectors; those that read more than their blocks are refused
         known = name in implemented or name in seam_table.REFUSED_MEMBERS
         assert known, f"vLLM reads KVCacheManager.{name} at {', '.join(places)}"
 

@@ -128,6 +128,52 @@ def test_v2_copies_after_zeroing(root: Path) -> None:
     )
 
 
+def test_v1_transfers_begin_behind_the_copies(root: Path) -> None:
+    """What a block held is copied away before a transfer writes into it."""
+    _holds(
+        root,
+        f"{V1}.execute_model",
+        "get_kv_transfer_group().handle_preemptions",
+        "self._update_states",
+        "self.kv_connector_no_forward",
+        "self.maybe_get_kv_connector_output",
+    )
+
+
+def test_v2_transfers_begin_behind_the_copies(root: Path) -> None:
+    _holds(
+        root,
+        f"{V2}.execute_model",
+        "self.update_requests",
+        "self.kv_connector.no_forward",
+        "self.kv_connector.pre_forward",
+    )
+
+
+def test_a_connector_is_asked_behind_the_pin(root: Path) -> None:
+    """It is told the blocks of a prompt to pull once ``allocate_slots`` has pinned them, and what a
+    step does once the copies of the step are known."""
+    _holds(
+        root,
+        f"{SCHEDULER}.schedule",
+        "self.kv_cache_manager.allocate_slots",
+        "self.connector.update_state_after_alloc",
+        "self.kv_cache_manager.take_kv_cache_block_copies",
+        "self._build_kv_connector_meta",
+    )
+
+
+def test_a_step_says_what_failed_before_it_ends_a_request(root: Path) -> None:
+    _holds(
+        root,
+        f"{SCHEDULER}.update_from_output",
+        "self._handle_invalid_blocks",
+        "self._handle_stopped_request",
+        "self._free_request",
+        "self._update_from_kv_xfer_finished",
+    )
+
+
 def test_preempted_requests_leave_v2_before_rows_are_written(root: Path) -> None:
     _holds(
         root,

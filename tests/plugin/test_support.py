@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from vllm.config import KVTransferConfig
 from vllm.v1 import kv_cache_interface as kv
 
 from vllm_tagma import support
@@ -99,6 +100,26 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
     ),
     "microbatching": ("parallel_config.use_ubatching", True, "--ubatch-size is True"),
     "kv-transfer": (
+        "kv_transfer_config",
+        SimpleNamespace(kv_connector="FlexKVConnectorV1"),
+        "--kv-transfer-config is FlexKVConnectorV1",
+    ),
+    "kv-offloading-connector": (
+        "kv_transfer_config",
+        SimpleNamespace(kv_connector="OffloadingConnector"),
+        "--kv-transfer-config is OffloadingConnector",
+    ),
+    "lmcache": (
+        "kv_transfer_config",
+        SimpleNamespace(kv_connector="LMCacheConnectorV1"),
+        "--kv-transfer-config is LMCacheConnectorV1",
+    ),
+    "mooncake": (
+        "kv_transfer_config",
+        SimpleNamespace(kv_connector="MooncakeConnector"),
+        "--kv-transfer-config is MooncakeConnector",
+    ),
+    "kv-connector-gpu": (
         "kv_transfer_config",
         SimpleNamespace(kv_connector="NixlConnector"),
         "--kv-transfer-config is NixlConnector",
@@ -279,6 +300,8 @@ def test_attributes_are_refused(vllm_config: ConfigFactory, rule_id: str) -> Non
     config = vllm_config()
     if rule_id == "sliding-window":
         config = _with_attribute(config, "model_config.hf_text_config.sliding_window", 128)
+    if rule_id == "kv-connector-gpu":
+        config = _on_a_gpu(config)
     owner, _, name = path.rpartition(".")
     holder = attribute(config, owner) if owner else config
     assert hasattr(holder, name) or rule_id in ONLY_IN_033, f"vLLM has no {path}"
@@ -341,6 +364,8 @@ def test_a_gpu_is_admitted_by_its_option_alone(vllm_config: ConfigFactory) -> No
         assert _refusals(_on_a_gpu(_with_options(vllm_config, **{option: True}))) == ["gpu"]
     config = _with_options(vllm_config, experimental_gpu=True)
     assert _refusals(_on_a_gpu(config)) == []
+    transfer = _with_attribute(config, "kv_transfer_config", _transfer("NixlConnector"))
+    assert _refusals(_on_a_gpu(transfer)) == ["kv-connector-gpu"]
     assert finalise(_on_a_gpu(config)).parallel_config.worker_cls == (
         "vllm_tagma.integration.worker_v2.TagmaWorker"
     )
@@ -371,6 +396,15 @@ def test_v2_on_a_cpu_is_admitted_under_the_interpreter_alone(
     )
 
 
+def _transfer(name: str, module: str | None = None, **extra: Any) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector=name,
+        kv_role="kv_both",
+        kv_connector_module_path=module,
+        kv_connector_extra_config=extra,
+    )
+
+
 SERVED: dict[str, dict[str, Any]] = {
     "nothing special": {},
     "prefix caching off": {"enable_prefix_caching": False},
@@ -387,6 +421,16 @@ SERVED: dict[str, dict[str, Any]] = {
         "additional_config": {"kv_cache_backend": "tagma", "tagma": {"debug_slots": True}}
     },
     "match unit equal to the block": {"prefix_match_unit": 32},
+    "a connector": {"kv_transfer_config": _transfer("ExampleConnector")},
+    "several connectors": {
+        "kv_transfer_config": _transfer(
+            "MultiConnector",
+            connectors=[
+                {"kv_connector": "ExampleConnector", "kv_role": "kv_both"},
+                {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+            ],
+        )
+    },
 }
 
 
@@ -394,6 +438,44 @@ SERVED: dict[str, dict[str, Any]] = {
 def test_what_is_served_is_not_refused(vllm_config: ConfigFactory, case: str) -> None:
     config = vllm_config(**{"additional_config": {"kv_cache_backend": "tagma"}, **SERVED[case]})
     support.require_supported(config, _cache(_full(), hash_block_size=32))
+
+
+@pytest.mark.parametrize(
+    ("transfer", "rule_id", "value"),
+    [
+        (_transfer("Mine", "my.connectors"), "kv-transfer", "is Mine of my.connectors"),
+        (_transfer("NixlConnector", "my.copy"), "kv-transfer", "is NixlConnector of my.copy"),
+        (
+            _transfer(
+                "MultiConnector",
+                connectors=[
+                    {"kv_connector": "NixlConnector"},
+                    {"kv_connector": "HF3FSKVConnector"},
+                    {"kv_connector": "Mine", "kv_connector_module_path": "my.connectors"},
+                ],
+            ),
+            "kv-transfer",
+            "is HF3FSKVConnector, Mine of my.connectors",
+        ),
+        (
+            _transfer("MultiConnector", connectors=[{"kv_connector": "OffloadingConnector"}]),
+            "kv-offloading-connector",
+            "is OffloadingConnector",
+        ),
+    ],
+)
+def test_connectors_are_refused_by_name_wherever_they_are_named(
+    vllm_config: ConfigFactory, transfer: KVTransferConfig, rule_id: str, value: str
+) -> None:
+    config = _with_attribute(vllm_config(), "kv_transfer_config", transfer)
+    findings = support.explain(config)
+    assert [finding.rule.id for finding in findings] == [rule_id]
+    _assert_message(findings, rule_id, value)
+
+
+def test_connectors_of_this_package_are_served(vllm_config: ConfigFactory) -> None:
+    ours = _transfer("AnyConnector", "vllm_tagma.any")
+    assert support.explain(_with_attribute(vllm_config(), "kv_transfer_config", ours)) == []
 
 
 def test_a_refusal_from_the_cache_stops_too(vllm_config: ConfigFactory) -> None:

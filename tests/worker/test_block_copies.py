@@ -42,7 +42,7 @@ def _layers(layout: str) -> list[torch.Tensor]:
     if layout == "blocks of all layers side by side":
         whole = torch.randn((BLOCKS, 3, *shape[1:]), generator=generator)
         return list(whole.unbind(1))
-    if layout == "kernel blocks":  # attention's blocks are a quarter of the scheduler's
+    if layout == "smaller attention blocks":  # kernel_block_size is a quarter of block_size
         return [torch.randn((4 * BLOCKS, 2, 2, 4), generator=generator) for _ in range(3)]
     if layout == "keys and values apart":  # the block is not the outermost dimension in memory
         return [torch.randn((2, BLOCKS, 8, 4), generator=generator).transpose(0, 1)]
@@ -55,7 +55,7 @@ LAYOUTS = [
     "a storage per layer",
     "layers in one storage",
     "blocks of all layers side by side",
-    "kernel blocks",
+    "smaller attention blocks",
     "keys and values apart",
     "a layer that shares another's cache",
 ]

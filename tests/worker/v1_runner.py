@@ -34,19 +34,26 @@ def update_of(name: str, group: int, first: int, row: list[int]) -> RowUpdate:
     return RowUpdate(name, group, first, BlockRanges.from_ids(row[first:]))
 
 
-def make_runner(monkeypatch: pytest.MonkeyPatch, *, audited: bool) -> Any:
+def make_runner(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    audited: bool,
+    groups: int = GROUPS,
+    rows: int = ROWS,
+    max_model_len: int = 64,
+) -> Any:
     """A runner with an empty batch."""
     group = SimpleNamespace(is_last_rank=True)
     monkeypatch.setattr(gpu_model_runner, "get_pp_group", lambda: group)
     runner: Any = object.__new__(TagmaCPUModelRunner)
     batch = InputBatch(
-        max_num_reqs=ROWS,
-        max_model_len=64,
+        max_num_reqs=rows,
+        max_model_len=max_model_len,
         max_num_batched_tokens=64,
         device=torch.device("cpu"),
         vocab_size=8,
-        block_sizes=[BLOCK_SIZE] * GROUPS,
-        max_num_blocks_per_req=[WIDTH] * GROUPS,
+        block_sizes=[BLOCK_SIZE] * groups,
+        max_num_blocks_per_req=[WIDTH] * groups,
     )
     runner.__dict__.update(
         requests={},

@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm_tagma import support
 from vllm_tagma._native import BlockRanges
 from vllm_tagma.errors import UnsupportedError
-from vllm_tagma.integration.row_updates import require_fits, require_same_ids
+from vllm_tagma.integration.row_updates import require_fits, require_same_ids, require_width
 from vllm_tagma.kernels.expansion import expand_block_tables
 from vllm_tagma.kernels.slot_mapping import compute_slot_mappings
 from vllm_tagma.ranges import NULL_BLOCK
@@ -87,7 +87,7 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
 
         The blocks are those of the request's row update, if the step has one, else these ids. New,
         resumed and streamed requests come with ``overwrite``. Raises ``InvariantError`` (laws W1,
-        W2), ``RangeCapError`` or vLLM's ``RuntimeError`` (a row too long); no row is changed then.
+        W2) or ``RangeCapError``; no row is changed then.
         """
         request = self.request_of(req_index)
         ends = []
@@ -124,12 +124,10 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
 
     def _write(self, row: int, ends: list[RowEnd]) -> None:
         for at, (group, first, ranges) in enumerate(ends):
-            capacity = self.input_block_tables[group].shape[1]
-            if first + len(ranges) > capacity:
-                raise RuntimeError(
-                    f"Block table write for request {row}, group {group} exceeds "
-                    f"row capacity ({first + len(ranges)} > {capacity})"
-                )
+            width = self.input_block_tables[group].shape[1]
+            if first + len(ranges) > width:
+                name = f"{self.name_row(row)}, group {group},"
+                require_width(name, first + len(ranges), width)
             if self.redirect_writes_to_null_block and len(ranges):
                 ends[at] = RowEnd(group, first, BlockRanges([(NULL_BLOCK, len(ranges))]))
         self.ranges.write(row, ends)

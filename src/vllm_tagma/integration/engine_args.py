@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -36,6 +37,9 @@ from vllm_tagma.config import (
 )
 from vllm_tagma.errors import ConfigError, SeamError
 from vllm_tagma.integration.seams import require_seams
+from vllm_tagma.integration.transfer import connector_names
+
+_logger = logging.getLogger("vllm.tagma.config")
 
 FLAG = "--kv-cache-backend"
 
@@ -202,11 +206,19 @@ def finalise(vllm_config: Any) -> Any:
         ConfigError: an option of the backend cannot be understood.
     """
     support.require_supported(vllm_config)
+    _advise_on_connector(vllm_config)
     scheduler, parallel = vllm_config.scheduler_config, vllm_config.parallel_config
     scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
     chosen = (parallel.worker_cls, bool(vllm_config.use_v2_model_runner))
     parallel.worker_cls = WORKERS.get(chosen, parallel.worker_cls)
     return vllm_config
+
+
+def _advise_on_connector(vllm_config: Any) -> None:
+    transfer = getattr(vllm_config, "kv_transfer_config", None)
+    text = connector_names.advice(getattr(transfer, "kv_connector", None))
+    if text is not None:
+        _logger.info("%s", text)
 
 
 def _export_metrics() -> None:

@@ -1,9 +1,9 @@
 """vLLM's schedulers, built around ``TagmaKVCacheManager``.
 
 vLLM has no factory for its KV-cache manager: ``Scheduler.__init__`` calls a class by its global
-name. While that constructor runs, the name stands for our class, so it is built with vLLM's own
-arguments and refuses any that it does not know; right after, the type is checked. A copy of the
-constructor would have to follow vLLM in every release.
+name. While that constructor runs, the name stands for our class (``name_swap.py``), so it is built
+with vLLM's own arguments and refuses any that it does not know; right after, the type is checked. A
+copy of the constructor would have to follow vLLM in every release.
 
 This runs in the engine core, where the cache groups of the loaded model are known, so it is also
 the second gate of ``support/``.
@@ -11,14 +11,14 @@ the second gate of ``support/``.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import logging
-import threading
 from typing import Any
 
-import vllm.v1.core.kv_cache_manager as _stock
 import vllm.v1.core.sched.scheduler as _scheduler_module
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -26,6 +26,7 @@ from vllm_tagma import support, versions
 from vllm_tagma.class_names import WORKERS
 from vllm_tagma.config import BACKEND_KEY, TagmaConfig, backend_of
 from vllm_tagma.errors import ConfigError, SeamError
+from vllm_tagma.integration.name_swap import name_stands_for
 from vllm_tagma.integration.row_updates import sent_whole, with_row_updates
 from vllm_tagma.integration.seams import require_seams
 from vllm_tagma.integration.stats import StatsFeed
@@ -33,14 +34,12 @@ from vllm_tagma.manager import TagmaKVCacheManager
 
 _logger = logging.getLogger("vllm.tagma.scheduler")
 
-# Two engines may be built in two threads of one process; the swapped name is global.
-_swap_lock = threading.Lock()
-
 
 class _ManagerSwap:
     """The constructor that both schedulers share."""
 
     kv_cache_manager: Any
+    connector: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(Scheduler.__init__).bind(self, *args, **kwargs).arguments
@@ -48,25 +47,18 @@ class _ManagerSwap:
         require_seams("scheduler")
         _require_whole_backend(vllm_config)
         support.require_supported(vllm_config, kv_cache_config)
-        tagma_config = TagmaConfig.from_sources(vllm_config.additional_config)
+        tagma_config = _ordered_moves(
+            vllm_config, TagmaConfig.from_sources(vllm_config.additional_config)
+        )
         build = functools.partial(TagmaKVCacheManager, tagma_config=tagma_config)
-        with _swap_lock:
-            if _scheduler_module.KVCacheManager is not _stock.KVCacheManager:
-                raise SeamError(
-                    f"{_scheduler_module.__name__}.KVCacheManager is "
-                    f"{_scheduler_module.KVCacheManager!r}, not vLLM's own: another plugin "
-                    f"replaced it. Disable it with VLLM_PLUGINS or use --kv-cache-backend paged."
-                )
-            _scheduler_module.KVCacheManager = build
-            try:
-                super().__init__(*args, **kwargs)
-            finally:
-                _scheduler_module.KVCacheManager = _stock.KVCacheManager
+        with name_stands_for(_scheduler_module, "KVCacheManager", KVCacheManager, build):
+            super().__init__(*args, **kwargs)
         if type(self.kv_cache_manager) is not TagmaKVCacheManager:
             raise SeamError(
                 f"vLLM built {type(self.kv_cache_manager).__name__} instead of "
                 f"TagmaKVCacheManager: it no longer calls KVCacheManager by that name."
             )
+        self.kv_cache_manager.connected = self.connector is not None
         self._stats_feed = StatsFeed(
             self.kv_cache_manager.pool, map_parts=tagma_config.pool_map_parts
         )
@@ -84,6 +76,13 @@ class _ManagerSwap:
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         updates = self.kv_cache_manager.take_row_updates(sent_whole(output))
         return with_row_updates(output, updates)
+
+    def _connector_finished(self, request: Any) -> Any:
+        """The connector is told the blocks of a request that ended, and may keep them."""
+        delay_free, params = super()._connector_finished(request)  # type: ignore[misc]
+        if delay_free:
+            self.kv_cache_manager.pin_for_sending(request.request_id)
+        return delay_free, params
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's statistics of this step, with the pool's figures (``stats.py``)."""
@@ -103,6 +102,23 @@ class TagmaScheduler(_ManagerSwap, Scheduler):  # type: ignore[misc]
 
 class TagmaAsyncScheduler(_ManagerSwap, AsyncScheduler):  # type: ignore[misc]
     """vLLM's asynchronous scheduler on ``TagmaKVCacheManager``."""
+
+
+def _ordered_moves(vllm_config: Any, options: TagmaConfig) -> TagmaConfig:
+    """The options, without live moves where a connector could see a block before its content.
+
+    Where steps overlap, a request may end, or have failed to load a block, while the next step has
+    been scheduled already and moves it. The connector would name the new blocks before the copy is
+    made, or the old ones after vLLM knows the row by its new ones.
+    """
+    overlapped = vllm_config.max_concurrent_batches > 1
+    if vllm_config.kv_transfer_config is None or not overlapped or options.compaction != "live":
+        return options
+    _logger.info(
+        "Steps overlap and a KV connector is set: --tagma-compaction is idle instead of live, so "
+        "that no running request moves while its blocks may be sent"
+    )
+    return dataclasses.replace(options, compaction="idle")
 
 
 def _require_whole_backend(vllm_config: Any) -> None:

@@ -121,7 +121,7 @@ class TagmaCPUWorker(CPUWorker):  # type: ignore[misc]
     """vLLM's CPU worker with ``TagmaCPUModelRunner``."""
 
     def init_device(self) -> None:
-        require_seams("worker")
+        require_seams("worker", "worker_v1")
         super().init_device()
         runner = self.model_runner
         if type(runner) is not CPUModelRunner:

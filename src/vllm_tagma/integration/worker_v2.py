@@ -2,7 +2,7 @@
 
 V2 builds its ``BlockTables`` by a global name inside ``initialize_kv_cache`` and hands the object
 to four holders there, so it cannot be replaced afterwards. While that method runs, the name stands
-for our class; right after, the type is checked.
+for our class (``name_swap.py``); right after, the type is checked.
 
 Seam 1, ``worker_cls``: ``TagmaWorker`` for CUDA, ``TagmaV2CPUWorker`` for the Triton interpreter.
 Seam 2, ``Worker._make_model_runner``: vLLM's own hook for subclasses.
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import threading
 from typing import Any
 
 import vllm.v1.worker.gpu.model_runner as _runner_module
@@ -35,12 +34,10 @@ from vllm_tagma import support
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import SeamError, UnsupportedError
 from vllm_tagma.integration.block_tables_v2 import TagmaBlockTables
+from vllm_tagma.integration.name_swap import name_stands_for
 from vllm_tagma.integration.row_updates import by_group, row_updates_of
 from vllm_tagma.integration.seams import require_seams
 from vllm_tagma.worker.slot_audit import SlotAudit
-
-# Two engines may be built in two threads of one process; the swapped name is global.
-_swap_lock = threading.RLock()
 
 
 class _RangeRunner:
@@ -60,18 +57,8 @@ class _RangeRunner:
             audit=self.slot_audit,
             request_of=self._request_of,
         )
-        with _swap_lock:
-            if _runner_module.BlockTables is not BlockTables:
-                raise SeamError(
-                    f"{_runner_module.__name__}.BlockTables is {_runner_module.BlockTables!r}, not "
-                    "vLLM's own: another plugin replaced it. Disable it with VLLM_PLUGINS or use "
-                    "--kv-cache-backend paged."
-                )
-            _runner_module.BlockTables = build
-            try:
-                super().initialize_kv_cache(*args, **kwargs)  # type: ignore[misc]
-            finally:
-                _runner_module.BlockTables = BlockTables
+        with name_stands_for(_runner_module, "BlockTables", BlockTables, build):
+            super().initialize_kv_cache(*args, **kwargs)  # type: ignore[misc]
         if type(self.block_tables) is not TagmaBlockTables:
             raise SeamError(
                 f"vLLM built {type(self.block_tables).__name__} instead of TagmaBlockTables: it no "
@@ -122,7 +109,7 @@ class TagmaWorker(_AuditedWorker, Worker):  # type: ignore[misc]
     """vLLM's CUDA worker with ``TagmaGPUModelRunner``."""
 
     def _make_model_runner(self) -> Any:
-        require_seams("worker_v2")
+        require_seams("worker", "worker_v2")
         support.require_supported(self.vllm_config)
         stock = "Model Runner V1" if not self.use_v2_model_runner else None
         if self.vllm_config.is_mm_encoder_only:
@@ -139,7 +126,7 @@ class TagmaV2CPUWorker(_AuditedWorker, CPUWorker):  # type: ignore[misc]
     """vLLM's CPU worker with Model Runner V2 under the Triton interpreter: for tests."""
 
     def init_device(self) -> None:
-        require_seams("worker_v2")
+        require_seams("worker", "worker_v2")
         support.require_supported(self.vllm_config)
         super().init_device()
         runner = self.model_runner

@@ -7,7 +7,7 @@ Nothing falls back to paging by itself.
 The table is joined in ``rule_table.py``. Gate 1 is ``create_engine_config`` in the front end, which
 sees the ``VllmConfig``; gate 2 is the scheduler's constructor in the engine core, which also sees
 the ``KVCacheConfig`` that the loaded model led to. Behind them, code that would break on a value
-refuses it through the same row (``refuse``). ``python -m vllm_tagma.support`` writes
+refuses it by the same rule (``refuse``). ``python -m vllm_tagma.support`` writes
 ``docs/support.md``.
 """
 

@@ -1,6 +1,6 @@
-"""Rows of the support matrix about what a request's blocks mean and how the cache holds them.
+"""Rules about what a request's blocks mean and how the cache holds them.
 
-How rows are joined: ``rule_table.py``; what they ask: ``config_probes.py``.
+How rules are joined: ``rule_table.py``; what they ask: ``config_probes.py``.
 """
 
 from __future__ import annotations

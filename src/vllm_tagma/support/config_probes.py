@@ -1,4 +1,4 @@
-"""The questions that the support matrix asks a configuration. Rows: ``rule_table.py``.
+"""The questions that the support matrix asks a configuration. The rules: ``rule_table.py``.
 
 Each probe looks into a ``VllmConfig`` or a ``KVCacheConfig`` and returns the offending value as
 text, or ``None``. An attribute that one vLLM release does not have counts as not set. vLLM's
@@ -67,12 +67,6 @@ def if_set(path: str, show: str = "") -> Find:
         return "set" if shown is None else str(shown)
 
     return find
-
-
-def kv_transfer(config: Any) -> str | None:
-    if attribute(config, "cache_config.kv_offloading_size") is not None:
-        return None  # vLLM derives the connector from it; that row speaks
-    return if_set("kv_transfer_config", "kv_connector")(config)
 
 
 def prefix_match_unit(config: Any) -> str | None:
@@ -186,7 +180,7 @@ def other_spec(cache: Any) -> str | None:
     for group in _groups(cache):
         spec = group.kv_cache_spec
         if _lineage(spec) & _NAMED:
-            continue  # a row of its own speaks
+            continue  # a rule of its own speaks
         if type(spec).__name__ != "FullAttentionSpec":
             return type(spec).__name__
         if getattr(spec, "non_causal", False):

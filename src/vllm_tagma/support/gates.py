@@ -54,10 +54,10 @@ def refuse(rule_id: str, value: object, *, option: str | None = None) -> NoRetur
     """Stop because of one rule, for code that meets ``value`` outside a configuration.
 
     Past the gates, whoever builds a manager or a block table by hand gets what is served or the
-    same refusal. ``option`` names what has the value, where that is not the option of the row.
+    same refusal. ``option`` names what has the value, where that is not the option of the rule.
 
     Raises:
-        UnsupportedError: always, with the message of the row.
-        KeyError: no row has this id, which a test excludes.
+        UnsupportedError: always, with the message of the rule.
+        KeyError: no rule has this id, which a test excludes.
     """
     raise UnsupportedError(_BY_ID[rule_id].message(str(value), option=option))

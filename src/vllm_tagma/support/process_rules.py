@@ -1,6 +1,6 @@
-"""Rows of the support matrix about workers, processes, and other owners of blocks.
+"""Rules about workers, processes, and other owners of blocks.
 
-How rows are joined: ``rule_table.py``; what they ask: ``config_probes.py``.
+How rules are joined: ``rule_table.py``; what they ask: ``config_probes.py``.
 """
 
 from __future__ import annotations
@@ -152,24 +152,6 @@ PROCESS_RULES: Final[tuple[Rule, ...]] = (
         in_config=probe.scheduler_class,
     ),
     # ---- not served: connectors and other owners of blocks ----
-    Rule(
-        id="kv-offloading",
-        title="KV-cache offloading",
-        option="--kv-offloading-size",
-        status="planned",
-        why="Connectors read and hold blocks of vLLM's own pool",
-        way_out="drop --kv-offloading-size",
-        in_config=probe.unless("cache_config.kv_offloading_size"),
-    ),
-    Rule(
-        id="kv-transfer",
-        title="KV-transfer connectors",
-        option="--kv-transfer-config",
-        status="planned",
-        why="Connectors read and hold blocks of vLLM's own pool",
-        way_out="drop --kv-transfer-config",
-        in_config=probe.kv_transfer,
-    ),
     Rule(
         id="hisparse",
         title="HiSparse host-resident KV",

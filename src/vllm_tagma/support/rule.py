@@ -1,4 +1,4 @@
-"""One row of the support matrix, and the sentence with which it refuses."""
+"""One rule of the support matrix, and the sentence with which it refuses."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Find = Callable[[Any], "str | None"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One row of the support matrix.
+    """One rule of the support matrix: a line of ``docs/support.md``.
 
-    A row that is not served has ``in_config`` (looks into a ``VllmConfig``) or ``in_cache``
-    (looks into a ``KVCacheConfig``). ``planned`` rows are refused today like ``refused`` ones;
+    A rule that is not served has ``in_config`` (looks into a ``VllmConfig``) or ``in_cache``
+    (looks into a ``KVCacheConfig``). ``planned`` rules refuse today like ``refused`` ones;
     the word only tells what to expect.
     """
 
@@ -33,7 +33,7 @@ class Rule:
     def message(self, value: str, *, option: str | None = None) -> str:
         """The refusal: what, which option with which value, why, and the way out.
 
-        ``option``: where ``value`` was found, if not in the option of the row.
+        ``option``: where ``value`` was found, if not in the option of the rule.
         """
         later = " yet" if self.status == "planned" else ""
         return (

@@ -1,4 +1,4 @@
-"""Rows of the support matrix that are served. How rows are joined: ``rule_table.py``."""
+"""What is served. How rules are joined: ``rule_table.py``."""
 
 from __future__ import annotations
 

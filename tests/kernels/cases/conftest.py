@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
+
+TESTS = Path(__file__).parents[2]
+sys.path += [str(TESTS / name) for name in ("worker", "manager", "manager/differential")]
 
 
 @pytest.fixture(scope="session")

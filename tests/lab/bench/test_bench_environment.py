@@ -18,7 +18,7 @@ def test_what_is_recorded() -> None:
     json.dumps(captured)
     assert captured["machine"]["cpu"]
     assert captured["machine"]["cpus_online"] == os.cpu_count()
-    assert captured["system"]["kernel"] == os.uname().release
+    assert captured["system"]["release"] == os.uname().release
     assert captured["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     for name in ("vllm", "torch", "numpy", "vllm_tagma"):
         assert captured["versions"][name]

@@ -19,7 +19,7 @@ from typing import Any
 
 from kv_requests import cache_config, ids_of, make_request, mode_of, slack_is
 from kv_worker import KvWorker, Scheduled, Step
-from vllm.config import KVEventsConfig, VllmConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -230,11 +230,13 @@ def build_scheduler(
     block_size: int,
     caching: bool = True,
     mode: str = "default",
+    transfer: KVTransferConfig | None = None,
     **settings: Any,
 ) -> Any:
     """A scheduler on a pool of that size. ``settings`` are fields of vLLM's scheduler config; the
     model is as long as the pool, or 256 tokens. ``mode`` is for our scheduler, see ``mode_of``."""
     config = copy.copy(config)
+    config.kv_transfer_config = transfer
     options, slack = mode_of(mode)
     if issubclass(kind, (TagmaScheduler, TagmaAsyncScheduler)):
         tagma = {"compaction": options.compaction, "copy_budget": options.copy_budget}
@@ -244,6 +246,8 @@ def build_scheduler(
         assert hasattr(config.scheduler_config, name)
         setattr(config.scheduler_config, name, value)
     config.scheduler_config.max_num_scheduled_tokens = None
+    if transfer is not None:  # as vLLM sets it for most connectors
+        config.scheduler_config.disable_hybrid_kv_cache_manager = True
     config.model_config = copy.copy(config.model_config)
     config.model_config.max_model_len = min(_LIMITS["max_model_len"], (num_blocks - 1) * block_size)
     config.cache_config = copy.copy(config.cache_config)
@@ -264,6 +268,10 @@ def build_scheduler(
 class SchedulerTrace:
     """One seeded run of both schedulers, or of ours ``alone``, in a mode that may evict otherwise
     than stock does."""
+
+    transfer: KVTransferConfig | None = None
+    _side: type[Side] = Side
+    _worker: type[KvWorker] = KvWorker
 
     def __init__(
         self,
@@ -298,7 +306,7 @@ class SchedulerTrace:
             else (_StockScheduler, TagmaScheduler)
         )
         self.stock, self.tagma = (
-            Side(
+            self._side(
                 build_scheduler(
                     kind,
                     config,
@@ -306,13 +314,14 @@ class SchedulerTrace:
                     block_size=self.block_size,
                     caching=self.caching,
                     mode=mode,
+                    transfer=self.transfer,
                     **self.settings,
                 )
             )
             for kind, config in zip(classes, (stock_config, tagma_config), strict=True)
         )
         self.sides = [self.tagma] if alone else [self.tagma, self.stock]
-        self.tagma.worker = KvWorker(num_blocks=num_blocks, block_size=self.block_size)
+        self.tagma.worker = self._worker(num_blocks=num_blocks, block_size=self.block_size)
         self.max_model_len = self.tagma.scheduler.max_model_len
         assert type(self.stock.scheduler.kv_cache_manager) is KVCacheManager
         assert type(self.tagma.scheduler.kv_cache_manager) is TagmaKVCacheManager
@@ -345,7 +354,7 @@ class SchedulerTrace:
             for _, outputs, _ in seen:
                 self.counts["finished"] += sum(out[2] is not None for out in outputs)
                 self.counts["cached_tokens"] += sum(out[3] or 0 for out in outputs)
-        self._same(side.publisher.take() for side in self.sides)
+        self._same(self._take_events(side) for side in self.sides)
         self._compare()
 
     @staticmethod
@@ -410,11 +419,17 @@ class SchedulerTrace:
         if rng.random() < 0.02:
             self.counts["resets"] += 1
             running_too = rng.random() < 0.5
-            self._same(
-                side.scheduler.reset_prefix_cache(reset_running_requests=running_too)
-                for side in self.sides
-            )
+            self._same(self._reset(side, running_too) for side in self.sides)
         self._compare()
+
+    def _take_events(self, side: Side) -> Any:
+        return side.publisher.take()
+
+    def _reset(self, side: Side, running_too: bool) -> Any:
+        return side.scheduler.reset_prefix_cache(reset_running_requests=running_too)
+
+    def _busy(self) -> bool:
+        return self.tagma.scheduler.has_unfinished_requests() or bool(self.tagma.steps)
 
     def _keep(self, name: str) -> None:
         self.texts.append(list(self.tagma.scheduler.requests[name].all_token_ids))
@@ -422,7 +437,7 @@ class SchedulerTrace:
 
     def _drain(self) -> None:
         steps = 0
-        while self.tagma.scheduler.has_unfinished_requests() or self.tagma.steps:
+        while self._busy():
             self._step()
             steps += 1
             assert steps < 20_000, "requests wait, nothing runs: the engine hangs"

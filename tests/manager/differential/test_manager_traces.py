@@ -17,7 +17,7 @@ Where the two differ, and what the test does about it:
 2. *Preemption in the step of publication* (vLLM #57580). What a request published in the very step
    in which it is preempted was never written. Ours withdraws it (with its ``BlockRemoved`` events);
    stock leaves it hittable. ``Pair.preempt`` withdraws the same blocks from stock.
-3. *Withdrawn idle blocks.* ``evict_blocks`` (called by KV connectors only, which are refused) makes
+3. *Withdrawn idle blocks.* ``evict_blocks`` (called when a KV connector failed to load) makes
    them holes here at once; stock leaves them at their place in the LRU order and so may evict
    cached blocks before reusing them. ``Pair.evict_blocks`` moves them to the front of stock's
    queue.

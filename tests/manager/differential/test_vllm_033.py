@@ -1,9 +1,9 @@
-"""The same traces, and the tests of prefix semantics and of the plugin, against vLLM 0.33.
+"""The same traces, and tests of prefix semantics, plugin and worker rows, against vLLM 0.33.
 
 The Python files of 0.33 import on top of the installed CPU build of 0.32, whose compiled parts the
-manager, the scheduler and the configuration do not use; the worker's slot kernel does, so its tests
-stay out. ``make test`` unpacks the files; ``TAGMA_VLLM033`` names the folder with the package. The
-tests run in a process of their own, in which vLLM is 0.33.
+manager, the scheduler, the configuration and a worker's rows do not use; the worker's slot kernel
+does, so its tests stay out. ``make test`` unpacks the files; ``TAGMA_VLLM033`` names the folder
+with the package. The tests run in a process of their own, in which vLLM is 0.33.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(os.environ.get("TAGMA_VLLM033", ROOT / "build" / "vllm-0.33"))
 TESTS = (
+    "tests/manager/differential/test_connector_traces.py",
     "tests/manager/differential/test_group_rules.py",
     "tests/manager/differential/test_manager_traces.py",
     "tests/manager/differential/test_scheduler_traces.py",
     "tests/manager/test_prefix_semantics.py",
+    "tests/manager/test_transfers.py",
     "tests/manager/test_user_complaints.py",
     "tests/plugin/test_finalise.py",
     "tests/plugin/test_keyword.py",
     "tests/plugin/test_scheduler.py",
     "tests/plugin/test_support.py",
+    "tests/worker/test_scheduler_to_worker.py",
 )
 
 

@@ -10,10 +10,18 @@ from typing import Final, Literal
 from vllm_tagma.integration.seams import signatures
 
 Kind = Literal["patch", "subclass", "swap", "contract"]
-Room = Literal["config", "scheduler", "worker", "worker_v2"]
+Room = Literal["config", "scheduler", "worker", "worker_v1", "worker_v2", "transfer"]
 
-ROOMS: Final[tuple[Room, ...]] = ("config", "scheduler", "worker", "worker_v2")
-"""The processes a seam matters in: front end, engine core, worker by model runner."""
+ROOMS: Final[tuple[Room, ...]] = (
+    "config",
+    "scheduler",
+    "worker",
+    "worker_v1",
+    "worker_v2",
+    "transfer",
+)
+"""The processes a seam matters in: front end, engine core, every worker, worker by model runner;
+and a connector of ours for KV transfer, in whichever process and on whichever backend."""
 
 
 @dataclass(frozen=True, kw_only=True)

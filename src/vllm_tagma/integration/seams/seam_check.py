@@ -37,13 +37,13 @@ def check_seams(
     return [problem for problem in problems if problem is not None]
 
 
-def require_seams(room: Room) -> None:
-    """Stop unless every seam of ``room`` fits the installed vLLM.
+def require_seams(*rooms: Room) -> None:
+    """Stop unless every seam of ``rooms`` fits the installed vLLM.
 
     Raises:
         SeamError: naming each seam that does not fit, what was expected and what was found.
     """
-    problems = check_seams(rooms=(room,))
+    problems = check_seams(rooms=rooms)
     if problems:
         raise SeamError(
             f"vllm-tagma {versions.tagma_version()} does not fit vLLM "

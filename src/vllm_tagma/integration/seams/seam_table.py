@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from vllm_tagma.integration.seams.seam import Seam
+from vllm_tagma.integration.seams.seam_table_manager import MANAGER_SEAMS
 from vllm_tagma.integration.seams.seam_table_metrics import METRICS_SEAMS
 from vllm_tagma.integration.seams.seam_table_rows import ROW_SEAMS
+from vllm_tagma.integration.seams.seam_table_transfer import TRANSFER_SEAMS
 from vllm_tagma.integration.seams.seam_table_v2 import V2_SEAMS
 
 _MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
@@ -23,14 +25,7 @@ _FACTORY = "vLLM gets a factory or a config field for the KV-cache manager"
 _SLOT_HOOK = "vLLM gets a hook for slot mapping on Model Runner V1, or drops V1"
 
 REFUSED_MEMBERS: Final[Mapping[str, str]] = {
-    "evict_blocks": "kv-transfer",
-    "finalize_partial_tail_offloads": "kv-transfer",
-    "get_block_ids_for_computed_tokens": "kv-transfer",
-    "get_computed_blocks_for_connector": "kv-transfer",
-    "pop_blocks_for_free": "kv-transfer",
-    "record_blocks_for_zeroing": "kv-transfer",
-    "remove_skipped_blocks": "kv-transfer",
-    "truncate_computed_blocks": "kv-transfer",
+    "record_blocks_for_zeroing": "zeroing",
 }
 """Manager members that the scheduler reads only in configurations that are refused, with the rule
 of ``support/`` that refuses them. The manager may leave them out."""
@@ -42,19 +37,26 @@ ALWAYS_READ: Final[tuple[str, ...]] = (
     "coordinator",
     "empty_kv_cache_blocks",
     "estimate_cached_tokens",
+    "evict_blocks",
+    "finalize_partial_tail_offloads",
     "free",
     "get_block_ids",
+    "get_block_ids_for_computed_tokens",
     "get_blocks",
     "get_computed_blocks",
+    "get_computed_blocks_for_connector",
     "make_prefix_cache_stats",
     "mamba_shared_prefix_checkpoint",
     "new_step_starts",
+    "pop_blocks_for_free",
     "record_prefix_cache_stats",
+    "remove_skipped_blocks",
     "reset_prefix_cache",
     "take_boundary_state_offloads",
     "take_events",
     "take_kv_cache_block_copies",
     "take_new_block_ids",
+    "truncate_computed_blocks",
     "usage",
 )
 """Manager members that the scheduler reads in configurations that are served."""
@@ -97,11 +99,29 @@ _MANAGER_METHODS: Final[Mapping[str, str]] = {
     "take_kv_cache_block_copies": "(self) -> tuple[list[KVCacheBlockCopy], list[KVCacheBlock]]",
     "take_boundary_state_offloads": "(self) -> dict[str, list[tuple[int, int, int]]]",
     "new_step_starts": "(self) -> None",
+    "get_computed_blocks_for_connector": (
+        "(self, request) -> tuple[KVCacheBlocks, int, int, bool]"
+    ),
+    "get_block_ids_for_computed_tokens": (
+        "(self, request_id, num_computed_tokens) -> tuple[list[int], ...]"
+    ),
+    "remove_skipped_blocks": (
+        "(self, request_id, processed_computed_tokens, num_prompt_tokens=None) -> None"
+    ),
+    "truncate_computed_blocks": "(self, blocks, num_computed_tokens) -> KVCacheBlocks",
+    "finalize_partial_tail_offloads": "(self, request) -> list[tuple[int, int, int]]",
+    "pop_blocks_for_free": "(self, request) -> list[KVCacheBlock]",
+    "evict_blocks": "(self, block_ids) -> None",
 }
 
 _MANAGER_CHANGES: Final[Mapping[str, Mapping[str, str]]] = {
     "get_computed_blocks": {
         "0.33": ("(self, request, max_cache_hit_length=None) -> tuple[KVCacheBlocks, int, int]"),
+    },
+    "get_computed_blocks_for_connector": {
+        "0.33": (
+            "(self, request, max_cache_hit_length=None) -> tuple[KVCacheBlocks, int, int, bool]"
+        ),
     },
 }
 
@@ -198,6 +218,14 @@ _SCHEDULER_SEAMS = (
         remove_when=_FACTORY,
     ),
     Seam(
+        target="vllm.v1.core.sched.async_scheduler:AsyncScheduler.__init__",
+        kind="subclass",
+        room="scheduler",
+        why="hands on what TagmaAsyncScheduler was given, whatever it is (scheduler.py)",
+        expected="(self, *args, **kwargs) -> None",
+        remove_when=_FACTORY,
+    ),
+    Seam(
         target="vllm.v1.engine.core:EngineCore.__init__",
         callee="Scheduler",
         kind="contract",
@@ -260,13 +288,45 @@ _SCHEDULER_SEAMS = (
         changed={"0.33": ""},
         remove_when=_FACTORY,
     ),
+    Seam(
+        target=f"{_SCHEDULER}._connector_finished",
+        kind="subclass",
+        room="scheduler",
+        why="a connector that keeps the blocks of a finished request has them pinned "
+        "(scheduler.py)",
+        expected="(self, request) -> tuple[bool, dict[str, Any] | None]",
+        remove_when="the KV-cache manager learns that a request's blocks are kept",
+    ),
+    Seam(
+        target=f"{_SCHEDULER}._request_remaining_blocks",
+        callee="self.kv_cache_manager.coordinator.get_num_blocks_to_allocate",
+        kind="contract",
+        room="scheduler",
+        why="what requests in flight still lack is reserved before a prompt is pulled "
+        "(stand_ins.py)",
+        expected=(
+            "(request_id=, num_tokens=, new_computed_blocks=, num_encoder_tokens=, "
+            "total_computed_tokens=, num_local_computed_tokens=, num_tokens_main_model=, "
+            "apply_admission_cap=, prefill_end=)"
+        ),
+        remove_when=_FACTORY,
+    ),
+    Seam(
+        target=f"{_SCHEDULER}._drain_deferred_frees",
+        callee="self.kv_cache_manager.block_pool.free_blocks",
+        kind="contract",
+        room="scheduler",
+        why="takes back what pop_blocks_for_free gave (transfers.py)",
+        expected="(*1)",
+        remove_when=_FACTORY,
+    ),
 )
 
 _WORKER_SEAMS = (
     Seam(
         target="vllm.v1.worker.cpu_worker:CPUWorker.init_device",
         kind="subclass",
-        room="worker",
+        room="worker_v1",
         why="TagmaCPUWorker extends it to get a runner with range tables (worker_v1.py)",
         expected="(self)",
         remove_when=_SLOT_HOOK,
@@ -275,7 +335,7 @@ _WORKER_SEAMS = (
         target="vllm.v1.worker.cpu_worker:CPUWorker.init_device",
         callee="CPUModelRunner",
         kind="swap",
-        room="worker",
+        room="worker_v1",
         why="builds the V1 runner that worker_v1.py extends",
         expected="(*2)",
         remove_when=_SLOT_HOOK,
@@ -284,7 +344,7 @@ _WORKER_SEAMS = (
         target="vllm.v1.worker.cpu_model_runner:CPUModelRunner",
         bases=True,
         kind="contract",
-        room="worker",
+        room="worker_v1",
         why="the CPU runner inherits the input-batch life cycle of the GPU runner",
         expected="(GPUModelRunner)",
         remove_when=_SLOT_HOOK,
@@ -292,16 +352,32 @@ _WORKER_SEAMS = (
     Seam(
         target=f"{_RUNNER}.may_reinitialize_input_batch",
         kind="subclass",
-        room="worker",
+        room="worker_v1",
         why="the final block tables exist after it; worker_v1.py gives them ranges there",
         expected="(self, kv_cache_config) -> None",
         remove_when=_SLOT_HOOK,
     ),
     Seam(
+        target=f"{_RUNNER}.preserve_serving_state",
+        kind="subclass",
+        room="worker_v1",
+        why="puts tables of ids back behind their methods; ranges are derived from them again",
+        expected="(self)",
+        remove_when=_SLOT_HOOK,
+    ),
+    Seam(
+        target="vllm.v1.worker.gpu_worker:Worker.shutdown",
+        kind="subclass",
+        room="worker",
+        why="logs what debug_slots has checked; of V2's workers too (worker_v1.py, worker_v2.py)",
+        expected="(self) -> None",
+        remove_when="a worker can report in another way when an engine ends",
+    ),
+    Seam(
         target=f"{_RUNNER}.initialize_kv_cache",
         callee="self.may_reinitialize_input_batch",
         kind="contract",
-        room="worker",
+        room="worker_v1",
         why="every KV-cache initialisation must pass through the method above",
         expected="(*1)",
         remove_when=_SLOT_HOOK,
@@ -310,8 +386,8 @@ _WORKER_SEAMS = (
         Seam(
             target=f"{_BLOCK_TABLE}.{name}",
             kind="subclass",
-            room="worker",
-            why="the range block table keeps its rows in step with this method",
+            room="worker_v1",
+            why="TagmaBlockTable keeps its range table in step with this method",
             expected=expected,
             remove_when=_SLOT_HOOK,
         )
@@ -320,5 +396,12 @@ _WORKER_SEAMS = (
 )
 
 SEAMS: Final[tuple[Seam, ...]] = (
-    _CONFIG_SEAMS + _SCHEDULER_SEAMS + METRICS_SEAMS + _WORKER_SEAMS + V2_SEAMS + ROW_SEAMS
+    *_CONFIG_SEAMS,
+    *_SCHEDULER_SEAMS,
+    *MANAGER_SEAMS,
+    *METRICS_SEAMS,
+    *_WORKER_SEAMS,
+    *V2_SEAMS,
+    *ROW_SEAMS,
+    *TRANSFER_SEAMS,
 )

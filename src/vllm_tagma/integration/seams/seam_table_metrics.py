@@ -60,6 +60,22 @@ METRICS_SEAMS: Final[tuple[Seam, ...]] = (
         expected="(StatLoggerBase)",
         remove_when=_PLUGIN_STATS,
     ),
+    Seam(
+        target=f"{_LOGGERS}:StatLoggerBase.record",
+        kind="subclass",
+        room="config",
+        why="what TagmaStatLogger does in each step",
+        expected="(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0)",
+        remove_when=_PLUGIN_STATS,
+    ),
+    Seam(
+        target=f"{_LOGGERS}:StatLoggerBase.log_engine_initialized",
+        kind="subclass",
+        room="config",
+        why="asked of every logger when an engine is up",
+        expected="(self)",
+        remove_when=_PLUGIN_STATS,
+    ),
     *(
         Seam(
             target=_PROMETHEUS,

@@ -1,6 +1,7 @@
 """``tagma bench host``: the sub-command, from its options to the result file.
 
-``tagma bench serve`` has its own module and is only joined to the group here.
+``tagma bench serve`` and ``tagma bench transfer`` have their own modules and are only joined to the
+group here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import typer
 
 from vllm_tagma.errors import TagmaError
 from vllm_tagma.lab.bench_serve.serve_command import register
+from vllm_tagma.lab.bench_transfer.transfer_command import register as register_transfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +37,7 @@ def _bench() -> None:
 
 
 register(app)
+register_transfer(app)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""What a number depends on: machine, governor, pinning, kernel, versions, commit.
+"""What a number depends on: machine, governor, pinning, system, versions, commit.
 
 Everything is read from the system at run time; what cannot be read is recorded as None, never
 guessed.
@@ -36,7 +36,7 @@ def capture(*, root: Path | None = None) -> dict[str, Any]:
             "hypervisor": _hypervisor(),
             "load_average": [round(value, 2) for value in os.getloadavg()],
         },
-        "system": {"kernel": platform.release(), "os": platform.system(), "libc": _libc()},
+        "system": {"os": platform.system(), "release": platform.release(), "libc": _libc()},
         "pinning": {"cpus": pinned_cpus()},
         "versions": {
             "python": platform.python_version(),

@@ -54,8 +54,8 @@ def interruptible() -> Iterator[None]:
 class Group:
     """A running command whose output goes to a log; a context manager that stops it.
 
-    ``dies_with_us``: the kernel sends it SIGTERM should this process be killed outright. That needs
-    code between fork and exec, which is safe only while no other thread runs here.
+    ``dies_with_us``: the operating system sends it SIGTERM should this process be killed outright.
+    That needs code between fork and exec, which is safe only while no other thread runs here.
     """
 
     def __init__(

@@ -247,8 +247,7 @@ def _trace(
     if path is None:
         if kind is not None or trace_block_size is not None:
             raise typer.BadParameter("--format and --trace-block-size need a TRACE to read")
-        with resources.as_file(resources.files("vllm_tagma.lab.replay") / SHIPPED) as shipped:
-            return formats.read(shipped, limit=limit, strict=True)
+        return shipped_trace(limit)
     return formats.read(
         path,
         kind=kind.value if kind else None,
@@ -256,6 +255,14 @@ def _trace(
         limit=limit,
         strict=strict,
     )
+
+
+def shipped_trace(limit: int | None) -> Trace:
+    """The first ``limit`` requests of the trace that ships here, or all."""
+    from vllm_tagma.lab.replay import formats
+
+    with resources.as_file(resources.files("vllm_tagma.lab.replay") / SHIPPED) as shipped:
+        return formats.read(shipped, limit=limit, strict=True)
 
 
 def _report_reading(trace: Trace, *, verbose: bool) -> None:

@@ -1,0 +1,6 @@
+"""``tagma bench transfer``: what a KV transfer between two churned pools costs to post.
+
+``transfer_pairs.py`` replays a trace on a prefill and a decode pool and notes which blocks each
+request's transfer would pair, ``transfer_posting.py`` posts such transfers through the real NIXL,
+``transfer_command.py`` is the command.
+"""

@@ -1,0 +1,1 @@
+"""Prefill and decode on two servers: the small proxy that ``make pd`` puts in front of them."""

@@ -1,0 +1,146 @@
+"""Two ``vllm serve`` that transfer KV to each other, for ``test_disaggregation.py``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+READY_SECONDS = 400
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def post(
+    port: int, body: dict[str, Any], *, path: str = "/v1/completions", timeout: float = 120
+) -> dict[str, Any]:
+    """The answer's body; an error's has ``error`` in it."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            answer: dict[str, Any] = json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        answer = {"error": error.code, "text": error.read().decode()}
+    return answer
+
+
+class Server:
+    """A child process that serves; ``wait`` for it, ``stop`` or ``kill`` it."""
+
+    def __init__(
+        self, name: str, command: list[str], *, port: int, log: Path, env: dict[str, str]
+    ) -> None:
+        self.name, self.port, self.log = name, port, log
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                command, env=env, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def wait(self) -> None:
+        """Return when it is ready."""
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            assert self.process.poll() is None, f"{self.name} ended:\n{self.text()[-6000:]}"
+            assert time.monotonic() < deadline, f"{self.name} not ready:\n{self.text()[-6000:]}"
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2).close()
+                return
+            except OSError:
+                time.sleep(0.5)
+
+    def text(self) -> str:
+        """Its output so far."""
+        return self.log.read_text(errors="replace")
+
+    def metrics(self) -> dict[str, float]:
+        """Samples by name, summed over labels; ``_bucket`` left out."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if not sample.name.endswith("_bucket"):
+                    found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        return found
+
+    def settled(self, seconds: float = 60) -> dict[str, float]:
+        """Its metrics, as soon as no block is in use any more."""
+        deadline = time.monotonic() + seconds
+        while (found := self.metrics())["vllm:kv_cache_usage_perc"] > 0:
+            assert time.monotonic() < deadline, f"{self.name} still holds blocks: {found}"
+            time.sleep(0.5)
+        return found
+
+    def kill(self) -> None:
+        """End it at once, with everything it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> None:
+        """End it in order; then as ``kill`` does."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=30)
+        self.kill()
+
+
+def vllm_server(
+    name: str,
+    model: Path,
+    *,
+    backend: str,
+    connector: str,
+    folder: Path,
+    env: dict[str, str],
+    role: str = "kv_both",
+    blocks: int = 256,
+    policy: str = "fail",
+    extra: tuple[str, ...] = (),
+) -> Server:
+    """``vllm serve`` with a pool of about ``blocks`` blocks of 32 tokens of the default model."""
+    port = free_port()
+    transfer = {"kv_connector": connector, "kv_role": role, "kv_load_failure_policy": policy}
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
+    command += ["--kv-cache-backend", backend, "--port", str(port), "--host", "127.0.0.1"]
+    command += ["--enforce-eager", "--max-model-len", "2048", "--block-size", "32"]
+    command += ["--dtype", "float32", "--seed", "0", "--served-model-name", "m"]
+    # 30 layers, K and V, 3 heads of 64 numbers of 4 bytes, 32 tokens.
+    command += ["--kv-cache-memory-bytes", str(blocks * 30 * 2 * 3 * 64 * 4 * 32)]
+    command += ["--kv-transfer-config", json.dumps(transfer), *extra]
+    own = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+        "UCX_TLS": "tcp,self,sm",
+    }
+    return Server(name, command, port=port, log=folder / f"{name}.log", env={**env, **own})
+
+
+def proxy_server(*, prefill: Server, decode: Server, folder: Path, env: dict[str, str]) -> Server:
+    """The proxy of ``make pd`` in front of two servers."""
+    port = free_port()
+    command = [sys.executable, "-m", "vllm_tagma.lab.pd.pd_proxy", "--port", str(port)]
+    command += ["--prefill", f"http://127.0.0.1:{prefill.port}"]
+    command += ["--decode", f"http://127.0.0.1:{decode.port}"]
+    name = f"proxy-{prefill.name}-{decode.name}"
+    return Server(name, command, port=port, log=folder / f"{name}.log", env=env)
