@@ -45,17 +45,17 @@ pd: python ## Serve prefill and decode on two servers behind a small proxy: PORT
 	  --port=$(call quote,$(PORT)) --connector=$(call quote,$(CONNECTOR)) --args=$(call quote,$(ARGS)) \
 	  --prefill-args=$(call quote,$(PREFILL_ARGS)) --decode-args=$(call quote,$(DECODE_ARGS))
 
-test: lint cpp-test wheel pytest ## Everything that CI runs, cheapest first
+test: lint docs cpp-test wheel pytest ## Everything that CI runs, cheapest first
 
 lint: tools ## ruff, mypy, clang-format
-	@$(BIN)/ruff check src tests tools
-	@$(BIN)/ruff format --check src tests tools
+	@$(BIN)/ruff check src tests tools docs
+	@$(BIN)/ruff format --check src tests tools docs
 	@$(BIN)/mypy
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 format: tools ## Rewrite the sources as lint wants them
-	@$(BIN)/ruff check --fix src tests tools
-	@$(BIN)/ruff format src tests tools
+	@$(BIN)/ruff check --fix src tests tools docs
+	@$(BIN)/ruff format src tests tools docs
 	@$(BIN)/clang-format -i $(CXX_FILES)
 
 cpp-test: tools ## The C++ tests under ASan and UBSan
@@ -82,7 +82,11 @@ upstream: tools ## vLLM's own scheduler and cache tests on this package: 20 minu
 	@$(SETUP) upstream
 	@$(BIN)/python tests/upstream/upstream_run.py --jobs $(JOBS) $(if $(ACCEPT),--accept)
 
-wheel: tools ## Build the abi3 wheel, audit and import it
+.PHONY: docs
+docs: tools ## The documentation as a site, build/docs/html; a link that leads nowhere fails
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs -d build/docs/doctrees . build/docs/html
+
+wheel: tools ## Build sdist and abi3 wheel, audit, install into empty environments and import
 	@$(SETUP) wheel
 
 pytest: tools

@@ -30,7 +30,7 @@ STEPS = {
     "upstream": 1,
     "wheel": 1,
 }
-EXTRAS = ("test", "lint", "package", "bench")
+EXTRAS = ("test", "lint", "package", "bench", "docs")
 
 
 def main(parts: Sequence[str]) -> int:
@@ -76,8 +76,9 @@ def build(parts: Sequence[str]) -> None:
         elif part == "upstream":
             _upstream(environment)
         else:
-            with progress.step("abi3 wheel: build, audit, import"):
-                progress.say(check_wheel.check(environment).name)
+            with progress.step("sdist and abi3 wheel: build, audit, install, import"):
+                for line in check_wheel.check(environment):
+                    progress.say(line)
 
 
 def _model(environment: Environment) -> None:

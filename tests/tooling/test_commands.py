@@ -10,7 +10,7 @@ import pytest
 
 TARGETS = (
     *("help", "serve", "test", "test-fast", "lint", "format", "cpp-test", "fuzz", "wheel"),
-    *("pytest", "env", "doctor", "clean", "distclean"),
+    *("docs", "pytest", "env", "doctor", "clean", "distclean"),
 )
 
 
@@ -40,6 +40,7 @@ def test_test_runs_the_cheapest_first_and_pytest_last(root):
         "ruff format --check",
         "mypy",
         "clang-format",
+        "-m sphinx -W",
         "ctest",
         "prepare.py wheel",
     ]
@@ -61,3 +62,4 @@ def test_ci_runs_make_test(root):
     workflow = (root / ".github" / "workflows" / "ci.yml").read_text()
     assert ".ci/run" in workflow
     assert "tools/smoke_serve.py" in workflow
+    assert "-m sphinx -W" in workflow
