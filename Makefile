@@ -13,6 +13,7 @@ OPS ?= 10000000
 REQUESTS ?= 1000000
 OUT ?= build/bench-smoke
 ACCEPT ?=
+VERSION ?=
 SEED ?= 1
 BASE ?= HEAD~1
 
@@ -27,7 +28,7 @@ quote = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve test test-fast lint format cpp-test fuzz soak upstream wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
+.PHONY: help serve test test-fast lint format cpp-test fuzz soak upstream drift wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -73,6 +74,9 @@ soak: build/release/pool_soak ## A million requests for each kind of compaction,
 upstream: tools ## vLLM's own scheduler and cache tests on this package: 20 minutes; ACCEPT=1 writes docs/upstream.md
 	@$(SETUP) upstream
 	@$(BIN)/python tests/upstream/upstream_run.py --jobs $(JOBS) $(if $(ACCEPT),--accept)
+
+drift: env ## Does vLLM's newest release still fit? VERSION=0.34.0; ACCEPT=1 writes docs/drift
+	@$(BIN)/python tools/drift.py $(if $(VERSION),--version $(call quote,$(VERSION))) $(if $(ACCEPT),--accept)
 
 wheel: tools ## Build the abi3 wheel, audit and import it
 	@$(SETUP) wheel
