@@ -409,7 +409,10 @@ ENGINES: dict[str, Plan] = {
         engine={"skip_tokenizer_init": False}, features=(Samples, Beams, Sessions, Resets)
     ),
     "async": Plan(asynchronous=True, features=(Workload, Samples, Sessions, Resets)),
-    "float16": Plan(engine={"kv_cache_dtype": "float16"}, features=(Workload,)),
+    # Not with a model in float32: vLLM's CPU kernels then write behind the end of the cache.
+    "float16": Plan(
+        engine={"kv_cache_dtype": "float16", "dtype": "bfloat16"}, features=(Workload,)
+    ),
     "fp8_e4m3": Plan(engine={"kv_cache_dtype": "fp8_e4m3"}, features=(Workload,)),
     "fp8_e5m2": Plan(engine={"kv_cache_dtype": "fp8_e5m2"}, features=(Workload,)),
     "events": Plan(
