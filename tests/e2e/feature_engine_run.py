@@ -38,6 +38,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import BeamSearchParams, RequestOutputKind
 
 VOCAB = 128
+V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 _ENGINE: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "block_size": 32,  # the CPU attention backend's smallest
@@ -73,7 +74,7 @@ class Engine:
         self.tagma = backend == "tagma"
         config: dict[str, Any] = {"kv_cache_backend": backend}
         if self.tagma:
-            config["tagma"] = {"debug_slots": True, "check_invariants": True}
+            config["tagma"] = {"debug_slots": True, "check_invariants": True, "v2_interpreter": V2}
         self.llm = LLM(model, additional_config=config, **_ENGINE | options)
         self.core = self.llm.llm_engine
         self.scheduler: Any = self.core.engine_core.engine_core.scheduler
@@ -176,6 +177,18 @@ class Workload(Feature):
         if name := self.aborts.get(self.steps):
             self.core.abort_request([name])
         return super().step()
+
+
+class Short(Feature):
+    """What Triton's interpreter can do in a while: shared prefixes, an abort, a full pool."""
+
+    def run(self) -> None:
+        for i in range(5):
+            self.add(f"short-{i}", self.text.behind_shared(), greedy(16))
+            for output in self.step():
+                self.take(output)
+        self.core.abort_request(["short-1"])
+        self.drain()
 
 
 class Events(Workload):
@@ -409,6 +422,11 @@ ENGINES: dict[str, Plan] = {
         engine={"skip_tokenizer_init": False}, features=(Samples, Beams, Sessions, Resets)
     ),
     "async": Plan(asynchronous=True, features=(Workload, Samples, Sessions, Resets)),
+    "async_v2": Plan(
+        engine={"dtype": "bfloat16", "num_gpu_blocks_override": 12},
+        asynchronous=True,
+        features=(Short,),
+    ),
     # Not with a model in float32: vLLM's CPU kernels then write behind the end of the cache.
     "float16": Plan(
         engine={"kv_cache_dtype": "float16", "dtype": "bfloat16"}, features=(Workload,)

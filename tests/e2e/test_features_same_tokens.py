@@ -57,6 +57,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def v2_reports(tiny_model: Path, engine_environment: dict[str, str]) -> Reports:
+    """The same on Model Runner V2, under Triton's interpreter."""
+    environment = {
+        **engine_environment,
+        "PYTHONPATH": str(HERE.parent / "triton_interpreter"),
+        "TRITON_INTERPRET": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+    }
+    out = tiny_model.with_name("v2-reports.json")
+    run = run_features(tiny_model, out, environment, ["async_v2"])
+    assert run.returncode == 0, f"an engine failed:\n{run.stdout[-6000:]}"
+    return json.loads(out.read_text())  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
 def reports(tiny_model: Path, engine_environment: dict[str, str]) -> Reports:
     """What each backend saw, by engine and backend."""
     out = tiny_model.with_name("reports.json")
@@ -78,6 +93,16 @@ def test_both_backends_do_the_same(reports: Reports, engine: str, feature: str) 
     assert ours[feature]["reset"] is True
     classes = ("TagmaAsyncScheduler",) if engine == "async" else ("TagmaScheduler",)
     assert ours["scheduler"] in classes
+
+
+def test_asynchronous_v2_does_the_same(v2_reports: Reports) -> None:
+    stock, ours = (v2_reports["async_v2"][backend] for backend in ("paged", "tagma"))
+    assert ours["Short"] == stock["Short"]
+    assert len(stock["Short"]["short-0"]["tokens"][0]) == 16
+    assert stock["Short"]["preemptions"] > 0
+    assert (stock["scheduler"], ours["scheduler"]) == ("AsyncScheduler", "TagmaAsyncScheduler")
+    assert ours["copies"] > 20
+    assert ours["slot_audits"][0]["padded"] == 0
 
 
 def test_features_did_what_they_claim(reports: Reports) -> None:

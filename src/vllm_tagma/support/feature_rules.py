@@ -24,6 +24,7 @@ FEATURE_RULES: Final[tuple[Rule, ...]] = (
         "off on a CPU, so the tests force it",
         proof=(
             f"{_SAME}[async-Workload]",
+            f"{_FEATURES}::test_asynchronous_v2_does_the_same",
             "tests/manager/differential/test_async_steps.py::test_late_steps_decide_as_stock",
             "tests/manager/differential/test_async_steps.py"
             "::test_late_steps_lose_nothing_to_live_moves",
