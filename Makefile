@@ -16,6 +16,7 @@ PREFILL_ARGS ?=
 DECODE_ARGS ?=
 OUT ?= build/bench-smoke
 ACCEPT ?=
+VERSION ?=
 SEED ?= 1
 BASE ?= HEAD~1
 
@@ -30,7 +31,7 @@ quote = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve pd test test-fast lint format cpp-test fuzz soak upstream wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
+.PHONY: help serve pd test test-fast lint format cpp-test fuzz soak upstream drift wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -85,6 +86,9 @@ upstream: tools ## vLLM's own scheduler and cache tests on this package: 20 minu
 .PHONY: docs
 docs: tools ## The documentation as a site, build/docs/html; a link that leads nowhere fails
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs -d build/docs/doctrees . build/docs/html
+
+drift: env ## Does vLLM's newest release still fit? VERSION=0.34.0; ACCEPT=1 writes docs/drift
+	@$(BIN)/python tools/drift.py $(if $(VERSION),--version $(call quote,$(VERSION))) $(if $(ACCEPT),--accept)
 
 wheel: tools ## Build sdist and abi3 wheel, audit, install into empty environments and import
 	@$(SETUP) wheel

@@ -32,17 +32,26 @@ def provide(environment: Environment) -> Path:
     target = folder(environment.root)
     if is_ready(environment.root):
         return target
-    downloads = environment.root / "build" / "vllm-0.33-wheel"
+    download(environment, version=VERSION, target=target)
+    return target
+
+
+def download(environment: Environment, *, version: str | None, target: Path) -> None:
+    """Download a release, or the newest, and unpack it in place of ``target``.
+
+    Raises SetupFailure.
+    """
+    downloads = target.with_name(f"{target.name}-wheel")
     shutil.rmtree(downloads, ignore_errors=True)
-    command = ["download", "--no-deps", "--dest", str(downloads), f"vllm=={VERSION}"]
-    environment.pip(command, log_name="pip-vllm-sources", what=f"the sources of vLLM {VERSION}")
-    partial = target.with_name("vllm-0.33.partial")
+    wanted = f"vllm=={version}" if version else "vllm"
+    command = ["download", "--no-deps", "--only-binary", "vllm", "--dest", str(downloads), wanted]
+    environment.pip(command, log_name="pip-vllm-sources", what=f"the sources of {wanted}")
+    partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     unpack(wheel=next(downloads.glob("vllm-*.whl")), target=partial)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(partial, target)
     shutil.rmtree(downloads)
-    return target
 
 
 def unpack(*, wheel: Path, target: Path) -> None:

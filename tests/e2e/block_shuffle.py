@@ -26,11 +26,13 @@ class _Driver:
     """Wraps ``scheduler.schedule``; ``enabled`` turns the moves on.
 
     Every third step or so gets a token budget of a few tokens, whether enabled or not, so that
-    requests run without being scheduled. Budgets depend on ``seed`` and the number of steps alone.
+    requests run without being scheduled; ``stutters`` turns that off. Budgets depend on ``seed``
+    and the number of steps alone.
     """
 
     def __init__(self, scheduler: Any, *, seed: int) -> None:
         self.enabled = False
+        self.stutters = True
         self.steps = self.copies = self.cycles = self.rows = self.unscheduled = 0
         self._scheduler = scheduler
         self._seed = seed
@@ -46,7 +48,7 @@ class _Driver:
 
     def _move_and_schedule(self, *args: Any, **kwargs: Any) -> Any:
         budget = self._full_budget
-        if self._budgets.random() < 0.35:
+        if self.stutters and self._budgets.random() < 0.35:
             budget = self._budgets.randint(1, 6)
         self._scheduler.max_num_scheduled_tokens = budget
         if not self.enabled:

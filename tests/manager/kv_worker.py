@@ -33,6 +33,15 @@ class Scheduled:
     end: int
     preemptions: int
 
+    def __post_init__(self) -> None:
+        self._turn = self.request.num_prompt_tokens
+
+    @property
+    def dropped(self) -> bool:
+        """A session was given its next input since: what this step writes does not count, and is
+        written again."""
+        return self.request.num_prompt_tokens != self._turn
+
 
 @dataclasses.dataclass
 class Step:
@@ -125,17 +134,18 @@ class KvWorker:
         self.block_size = block_size
         self.memory = np.zeros((num_blocks, block_size), dtype=np.int64)
         self.rows: dict[str, list[int]] = {}
-        self.reads = self.copied = self.rows_moved = 0
+        self.reads = self.copied = self.rows_moved = self.dropped = 0
         self._chains: dict[str, list[int]] = {}
 
     def execute(self, step: Step) -> None:
         self._copy(step.copies)
         self.rows_moved += step.apply_to(self.rows)
         for part in step.scheduled:
-            wanted = self.canaries(part.request, part.end)[part.start :]
+            wanted = -1 if part.dropped else self.canaries(part.request, part.end)[part.start :]
             self.memory.reshape(-1)[self._slots(part)[part.start :]] = wanted
+            self.dropped += part.dropped
         for part in step.scheduled:
-            if part.request.num_preemptions == part.preemptions:
+            if part.request.num_preemptions == part.preemptions and not part.dropped:
                 self._read(part)
 
     def _copy(self, copies: list[tuple[int, int]]) -> None:

@@ -85,12 +85,12 @@ def test_wrong_options_stop_llm_before_an_engine_starts(tiny_model: Path) -> Non
 
 
 def test_llm_shows_a_refusal_before_an_engine_starts(tiny_model: Path) -> None:
-    with pytest.raises(UnsupportedError, match="--runner is pooling"):
+    with pytest.raises(UnsupportedError, match=r"--kv-offloading-size is 1\.0"):
         LLM(
             str(tiny_model),
             load_format="dummy",
             skip_tokenizer_init=True,
             max_model_len=256,
-            runner="pooling",
+            kv_offloading_size=1.0,
             kv_cache_backend="tagma",
         )

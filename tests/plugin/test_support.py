@@ -40,7 +40,6 @@ BY_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
         "--distributed-executor-backend is external_launcher",
     ),
     "kv-offloading": ({"kv_offloading_size": 1.0}, "--kv-offloading-size is 1.0"),
-    "pooling": ({"runner": "pooling"}, "--runner is pooling"),
     "prefix-match-unit": (
         {"prefix_match_unit": 16},
         "--prefix-match-unit is 16 with a block size of 32",

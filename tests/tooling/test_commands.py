@@ -10,7 +10,7 @@ import pytest
 
 TARGETS = (
     *("help", "serve", "test", "test-fast", "lint", "format", "cpp-test", "fuzz", "wheel"),
-    *("docs", "pytest", "env", "doctor", "clean", "distclean"),
+    *("docs", "pytest", "env", "doctor", "drift", "clean", "distclean"),
 )
 
 
@@ -63,3 +63,11 @@ def test_ci_runs_make_test(root):
     assert ".ci/run" in workflow
     assert "tools/smoke_serve.py" in workflow
     assert "-m sphinx -W" in workflow
+
+
+def test_ci_asks_for_vllms_newest_release_each_week(root):
+    workflow = (root / ".github" / "workflows" / "ci.yml").read_text()
+    _, _, job = workflow.partition("  drift:")
+    assert "make drift" in job
+    assert re.search(r'schedule:\n +- cron: "\d+ \d+ \* \* \d"', workflow)
+    assert "tools/drift.py --version '9.9'" in make(root, "--dry-run", "drift", "VERSION=9.9")

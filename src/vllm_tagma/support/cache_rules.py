@@ -10,7 +10,6 @@ from typing import Final
 from vllm_tagma.support import config_probes as probe
 from vllm_tagma.support.rule import Rule
 
-_KV_DTYPES = ("auto", "float16", "bfloat16")
 _ONE_GROUP = "The manager holds one full-attention group"
 _DROP = "drop the option"
 
@@ -51,15 +50,6 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
         why="Cross attention keeps a second cache per request",
         way_out="choose a decoder-only model",
         in_config=probe.model_is("model_config.is_encoder_decoder"),
-    ),
-    Rule(
-        id="pooling",
-        title="pooling models (embedding, reranking, reward)",
-        option="--runner",
-        status="planned",
-        why="Not tested",
-        way_out="choose a generative model",
-        in_config=probe.unless("model_config.runner_type", "generate"),
     ),
     Rule(
         id="encoder-only-multimodal",
@@ -164,15 +154,6 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
         in_config=probe.unless("attention_config.minimax_m3_indexer_cp", False),
     ),
     # ---- not served: options of the cache ----
-    Rule(
-        id="kv-cache-dtype",
-        title="quantised KV-cache data types",
-        option="--kv-cache-dtype",
-        status="planned",
-        why=f"Served are {', '.join(_KV_DTYPES)}; no test compares the others",
-        way_out="set --kv-cache-dtype auto",
-        in_config=probe.unless("cache_config.cache_dtype", *_KV_DTYPES),
-    ),
     Rule(
         id="kv-dtype-skip-layers",
         title="KV-cache data types that differ between layers",

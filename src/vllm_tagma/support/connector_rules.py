@@ -89,6 +89,11 @@ CONNECTOR_RULES: Final[tuple[Rule, ...]] = (
         option=_OPTION,
         status="served",
         why="blocks that a transfer reads or writes are pinned from its start to its end",
+        proof=(
+            "tests/e2e/test_connector_same_tokens.py::test_tokens_and_kv_are_identical",
+            "tests/e2e/test_disaggregation.py::test_tokens_are_those_of_a_single_stock_server",
+            "tests/manager/differential/test_connector_traces.py::test_trace",
+        ),
     ),
     Rule(
         id="kv-offloading",

@@ -1,8 +1,7 @@
 """The support matrix: all rows joined. How they are used: ``gates.py``.
 
 A row may name an option of a single vLLM release. A row for a new option is added in the file of
-its subject (``served_rules.py``, ``process_rules.py``, ``connector_rules.py``, ``cache_rules.py``)
-and nowhere else; what most ask is in ``config_probes.py``.
+its subject (``*_rules.py``) and nowhere else; what most ask is in ``config_probes.py``.
 """
 
 from __future__ import annotations
@@ -11,8 +10,11 @@ from typing import Final
 
 from vllm_tagma.support.cache_rules import CACHE_RULES
 from vllm_tagma.support.connector_rules import CONNECTOR_RULES
+from vllm_tagma.support.feature_rules import FEATURE_RULES
 from vllm_tagma.support.process_rules import PROCESS_RULES
 from vllm_tagma.support.rule import Rule
 from vllm_tagma.support.served_rules import SERVED_RULES
 
-RULES: Final[tuple[Rule, ...]] = SERVED_RULES + PROCESS_RULES + CONNECTOR_RULES + CACHE_RULES
+RULES: Final[tuple[Rule, ...]] = (
+    SERVED_RULES + FEATURE_RULES + PROCESS_RULES + CONNECTOR_RULES + CACHE_RULES
+)

@@ -13,6 +13,10 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         option="vllm.v1.worker.cpu_worker.CPUWorker",
         status="served",
         why="slots are computed by range arithmetic; attention reads the block table",
+        proof=(
+            "tests/e2e/test_same_tokens.py::test_greedy_tokens_are_identical",
+            "tests/e2e/test_same_tokens.py::test_every_slot_equals_the_block_tables",
+        ),
     ),
     Rule(
         id="prefix-caching",
@@ -20,6 +24,11 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         option="--[no-]enable-prefix-caching",
         status="served",
         why="same hits as vLLM; all its hash functions",
+        proof=(
+            "tests/e2e/test_same_tokens.py::test_cached_tokens_are_identical",
+            "tests/e2e/test_config_same_tokens.py::test_tokens_and_hits_are_stocks[no-prefix-caching]",
+            "tests/e2e/test_config_same_tokens.py::test_tokens_and_hits_are_stocks[sha256-cbor]",
+        ),
     ),
     Rule(
         id="chunked-prefill",
@@ -27,6 +36,10 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         option="--[no-]enable-chunked-prefill",
         status="served",
         why="a prompt's blocks grow in place where the next blocks are free",
+        proof=(
+            "tests/e2e/test_same_tokens.py::test_schedules_are_identical",
+            "tests/e2e/test_config_same_tokens.py::test_tokens_and_hits_are_stocks[no-chunked-prefill]",
+        ),
     ),
     Rule(
         id="priority",
@@ -34,6 +47,11 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         option="--scheduling-policy priority",
         status="served",
         why="a request preempted in the step that published its blocks leaves no hits behind",
+        proof=(
+            "tests/e2e/test_config_same_tokens.py::test_tokens_and_hits_are_stocks[priority]",
+            "tests/manager/differential/test_scheduler_traces.py::test_trace",
+            "tests/manager/test_user_complaints.py::test_what_a_preempted_step_published_is_not_hit",
+        ),
     ),
     Rule(
         id="watermark",
@@ -41,6 +59,10 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         option="--watermark, --scheduler-reserve-full-isl",
         status="served",
         why="free blocks are counted exactly; holes never refuse a request",
+        proof=(
+            "tests/e2e/test_config_same_tokens.py::test_tokens_and_hits_are_stocks[watermark]",
+            "tests/manager/differential/test_scheduler_traces.py::test_trace",
+        ),
     ),
     Rule(
         id="lora",
@@ -48,6 +70,10 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         option="--enable-lora",
         status="served",
         why="the adapter is part of vLLM's block hashes, which are compared, never tokens",
+        proof=(
+            "tests/e2e/test_config_same_tokens.py::test_tokens_and_hits_are_stocks[lora]",
+            "tests/manager/test_prefix_semantics.py::test_each_identity_hits_itself_only",
+        ),
     ),
     Rule(
         id="multimodal",
@@ -55,6 +81,10 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         option="mm_processor_kwargs, cache_salt",
         status="served",
         why="also part of the block hashes; the model must be full attention",
+        proof=(
+            "tests/manager/test_prefix_semantics.py::test_each_identity_hits_itself_only",
+            "tests/manager/test_prefix_semantics.py::test_an_image_parts_prompts_only_from_its_block_on",
+        ),
     ),
     Rule(
         id="structured-output",
@@ -62,6 +92,9 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         option="structured_outputs",
         status="served",
         why="does not touch KV-cache blocks",
+        proof=(
+            "tests/e2e/test_config_same_tokens.py::test_tokens_and_hits_are_stocks[structured-output]",
+        ),
     ),
     Rule(
         id="quantised-weights",
@@ -69,6 +102,9 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         option="--quantization",
         status="served",
         why="does not touch KV-cache blocks",
+        proof=(
+            "tests/e2e/test_config_same_tokens.py::test_tokens_and_hits_are_stocks[int8-weights]",
+        ),
     ),
     Rule(
         id="kv-events",
@@ -76,6 +112,10 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         option="--kv-events-config",
         status="served",
         why="the stream replays to the resident set",
+        proof=(
+            "tests/manager/test_user_complaints.py::test_the_event_stream_replays_to_what_can_be_hit",
+            "tests/manager/differential/test_manager_traces.py::test_trace",
+        ),
     ),
     Rule(
         id="kv-metrics",
@@ -83,5 +123,9 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         option="--kv-cache-metrics",
         status="served",
         why="the collector sees every allocation, access and eviction",
+        proof=(
+            "tests/manager/differential/test_manager_traces.py::test_trace",
+            "tests/manager/test_moves.py::test_samples_of_a_trace_stay_with_their_blocks",
+        ),
     ),
 )

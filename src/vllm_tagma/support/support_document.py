@@ -13,7 +13,11 @@ from vllm_tagma.support.rule_table import RULES
 DOCUMENT: Final = Path("docs") / "support.md"
 
 _HEADINGS: Final[dict[Status, tuple[str, str]]] = {
-    "served": ("Served", "These work with `--kv-cache-backend tagma` as they do with `paged`."),
+    "served": (
+        "Served",
+        "These work with `--kv-cache-backend tagma` as they do with `paged`; the tests that show "
+        "it are named beside them.",
+    ),
     "planned": (
         "Planned, refused today",
         "Start-up stops with a message that names the option and the way out.",
@@ -44,12 +48,14 @@ def render_markdown() -> str:
     for status, (heading, text) in _HEADINGS.items():
         lines += ["", f"## {heading}", "", text, ""]
         if status == "served":
-            lines += ["| What | Option | Note |", "|---|---|---|"]
+            lines += ["| What | Option | Note | Shown by |", "|---|---|---|---|"]
         else:
             lines += ["| What | Option | Why | Way out | Id |", "|---|---|---|---|---|"]
         for rule in (rule for rule in RULES if rule.status == status):
             cells = [rule.title[:1].upper() + rule.title[1:], f"`{rule.option}`", rule.why]
-            if status != "served":
+            if status == "served":
+                cells.append("<br>".join(f"`{test}`" for test in rule.proof))
+            else:
                 cells += [rule.way_out, f"`{rule.id}`"]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += [

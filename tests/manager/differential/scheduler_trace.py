@@ -267,7 +267,8 @@ def build_scheduler(
 
 class SchedulerTrace:
     """One seeded run of both schedulers, or of ours ``alone``, in a mode that may evict otherwise
-    than stock does."""
+    than stock does. With ``depth`` both are asynchronous, and so many steps are scheduled before
+    the oldest of them is executed."""
 
     transfer: KVTransferConfig | None = None
     _side: type[Side] = Side
@@ -281,6 +282,7 @@ class SchedulerTrace:
         tagma_config: VllmConfig,
         mode: str = "exact",
         alone: bool = False,
+        depth: int = 0,
     ) -> None:
         self.seed = seed
         self.rng = rng = random.Random(seed)
@@ -295,9 +297,10 @@ class SchedulerTrace:
             "policy": rng.choice(["fcfs", "priority", "priority"]),
             "watermark": rng.choice([0.0, 0.0, 0.1]),
             "scheduler_reserve_full_isl": rng.random() < 0.6,
-            "async_scheduling": rng.random() < 0.5,
+            "async_scheduling": rng.random() < 0.5 or depth > 0,
         }
         self.asynchronous = self.settings["async_scheduling"]
+        self.depth = depth or (1 if self.asynchronous else 0)
         self.rising = rng.random() < 0.6
         self.caching = rng.random() < 0.9
         classes = (
@@ -343,12 +346,13 @@ class SchedulerTrace:
         self.counts["copies"] = self.tagma.worker.copied
         self.counts["rows_moved"] = self.tagma.rows_moved
         self.counts["reads"] = self.tagma.worker.reads
+        self.counts["dropped"] = self.tagma.worker.dropped
         return self.counts
 
     def _step(self) -> None:
         self.decided = self._same(side.step(self.seed) for side in self.sides)
         self.counts["preempted"] += len(self.decided["preempted"] or ())
-        depth = 1 if self.asynchronous and self.decided["tokens"] else 0
+        depth = self.depth if self.decided["tokens"] else 0
         while len(self.tagma.steps) > depth:
             seen = self._same(side.process() for side in self.sides)
             for _, outputs, _ in seen:
@@ -396,8 +400,11 @@ class SchedulerTrace:
                 "skip_reading": True if rng.random() < 0.1 else None,
                 "report_mode": "full" if rng.random() < 0.1 else None,
             }
-            for side in self.sides:
-                side.scheduler.add_request(make_request(f"r{self.created}", tokens, **options))
+            self._add(f"r{self.created}", tokens, options)
+
+    def _add(self, name: str, tokens: list[int], options: dict[str, Any]) -> None:
+        for side in self.sides:
+            side.scheduler.add_request(make_request(name, tokens, **options))
 
     def _priority(self) -> int:
         if self.settings["policy"] != "priority":

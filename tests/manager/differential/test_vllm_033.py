@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[3]
 FOLDER = Path(os.environ.get("TAGMA_VLLM033", ROOT / "build" / "vllm-0.33"))
 TESTS = (
     "tests/manager/differential/test_connector_traces.py",
+    "tests/manager/differential/test_async_steps.py",
     "tests/manager/differential/test_group_rules.py",
     "tests/manager/differential/test_manager_traces.py",
     "tests/manager/differential/test_scheduler_traces.py",

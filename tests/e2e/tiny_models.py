@@ -1,0 +1,262 @@
+"""Tiny models with seeded random weights, written as vLLM loads them.
+
+Weights are large enough that the next token depends on the whole context, so that a wrong slot
+shows in the tokens. Each writer takes an existing folder and returns it. All speculators share one
+target, whose last layer changes little, so that drafts made from its first layer are often right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+VOCAB = 128
+HIDDEN = 128
+_SHARP = ("q_proj", "k_proj")  # attention that looks at few positions
+_WEIGHTS = "model.safetensors"
+
+Tensors = dict[str, torch.Tensor]
+Writer = Callable[[Path], Path]
+
+
+def full_llama(folder: Path) -> Path:
+    """Full attention only: Llama with 2 layers, 4 heads and 2 KV heads of size 32."""
+    return _save(folder, _llama(layers=2))
+
+
+def draft_llama(folder: Path) -> Path:
+    """A Llama of one layer over the same vocabulary, which seldom agrees with ``spec_target``."""
+    return _save(folder, _llama(layers=1))
+
+
+def spec_target(folder: Path) -> Path:
+    """``full_llama`` whose second layer adds little and whose embeddings have a root mean square
+    of 1, so that a norm leaves them as they are."""
+
+    def quiet(model: Any) -> None:
+        table = model.model.embed_tokens.weight
+        table.mul_(table.pow(2).mean(1, keepdim=True).rsqrt())
+        last = model.model.layers[-1]
+        last.self_attn.o_proj.weight.mul_(0.2)
+        last.mlp.down_proj.weight.mul_(0.2)
+
+    return _save(folder, _llama(layers=2), edit=quiet)
+
+
+def eagle_head(folder: Path, target: Path) -> Path:
+    """An EAGLE head that is the target's first layer and hardly looks at the hidden states."""
+    weights = {
+        name.removeprefix("model."): weight
+        for name, weight in load_file(target / _WEIGHTS).items()
+        if name.startswith("model.layers.0.")
+    }
+    weights.pop("layers.0.input_layernorm.weight")
+    eye = torch.eye(HIDDEN)
+    weights["fc.weight"] = torch.cat([eye, 0.01 * eye], 1)
+    return _write(folder, {**_config(target), "num_hidden_layers": 1}, weights)
+
+
+def eagle3_head(folder: Path, target: Path) -> Path:
+    """An EAGLE-3 head with random weights: three hidden states in, mostly wrong drafts out."""
+    one = torch.ones(HIDDEN)
+    attention, mlp = "midlayer.self_attn.", "midlayer.mlp."
+    weights = {
+        "fc.weight": _random(HIDDEN, 3 * HIDDEN),
+        "norm.weight": one,
+        "midlayer.hidden_norm.weight": one,
+        "midlayer.input_layernorm.weight": one,
+        "midlayer.post_attention_layernorm.weight": one,
+        f"{attention}q_proj.weight": _random(128, 2 * HIDDEN),
+        f"{attention}k_proj.weight": _random(64, 2 * HIDDEN),
+        f"{attention}v_proj.weight": _random(64, 2 * HIDDEN, seed=8),
+        f"{attention}o_proj.weight": _random(HIDDEN, 128),
+        f"{mlp}gate_proj.weight": _random(256, HIDDEN),
+        f"{mlp}up_proj.weight": _random(256, HIDDEN, seed=8),
+        f"{mlp}down_proj.weight": _random(HIDDEN, 256),
+        "lm_head.weight": load_file(target / _WEIGHTS)["lm_head.weight"],
+    }
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    changes = {
+        "num_hidden_layers": 1,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": VOCAB,
+        "eagle_config": layers,
+        **layers,
+    }
+    return _write(folder, {**_config(target), **changes}, weights)
+
+
+def medusa_head(folder: Path, target: Path) -> Path:
+    """Two Medusa heads with random blocks in front of the target's own output layer."""
+    weights: Tensors = {}
+    for head in range(2):
+        weights[f"blocks.{head}.layers.0.weight"] = _random(HIDDEN, HIDDEN, seed=head)
+        weights[f"blocks.{head}.layers.0.bias"] = torch.zeros(HIDDEN)
+        weights[f"lm_heads.{head}.weight"] = load_file(target / _WEIGHTS)["lm_head.weight"]
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": HIDDEN,
+        "vocab_size": VOCAB,
+        "truncated_vocab_size": VOCAB,
+        "num_heads": 2,
+        "num_hidden_layers": 1,
+        "torch_dtype": "float32",
+    }
+    return _write(folder, config, weights)
+
+
+def mtp_glm(folder: Path) -> Path:
+    """A mixture-of-experts model (GLM 4) of two layers with a third one for multi-token
+    prediction."""
+    from transformers import Glm4MoeConfig
+
+    config = Glm4MoeConfig(
+        **_COMMON,
+        num_hidden_layers=3,
+        moe_intermediate_size=64,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+    )
+    _save(folder, config)
+    weights, one, layer = load_file(folder / _WEIGHTS), torch.ones(HIDDEN), "model.layers.2."
+    weights |= {
+        f"{layer}enorm.weight": one,
+        f"{layer}hnorm.weight": one,
+        f"{layer}eh_proj.weight": _random(HIDDEN, 2 * HIDDEN),
+        f"{layer}shared_head.norm.weight": one,
+        f"{layer}shared_head.head.weight": weights["lm_head.weight"],
+    }
+    changes = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    return _write(folder, {**_config(folder), **changes}, weights)
+
+
+def lora_adapter(folder: Path, name: str) -> Path:
+    """An adapter of rank 8 for ``full_llama``; its weights depend on ``name``."""
+    weights: Tensors = {}
+    for layer in range(2):
+        for part, width in (("q_proj", 128), ("v_proj", 64)):
+            at = f"base_model.model.model.layers.{layer}.self_attn.{part}"
+            weights[f"{at}.lora_A.weight"] = _random(8, HIDDEN, seed=len(name))
+            weights[f"{at}.lora_B.weight"] = 2.0 * _random(width, 8, seed=len(name))
+    save_file(_separate(weights), folder / "adapter_model.safetensors", {"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": ["q_proj", "v_proj"],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def int8_llama(folder: Path) -> Path:
+    """``full_llama`` with weights of 8 bits (W8A8, one scale an output channel)."""
+    full_llama(folder)
+    weights: Tensors = {}
+    for name, weight in load_file(folder / _WEIGHTS).items():
+        if not name.endswith("_proj.weight"):
+            weights[name] = weight
+            continue
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        weights[name] = (weight / scale).round().to(torch.int8)
+        weights[name + "_scale"] = scale
+    eight = {"num_bits": 8, "type": "int", "symmetric": True}
+    quantised = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {**eight, "strategy": "channel", "dynamic": False},
+                "input_activations": {**eight, "strategy": "token", "dynamic": True},
+            }
+        },
+    }
+    return _write(folder, {**_config(folder), "quantization_config": quantised}, weights)
+
+
+def add_tokenizer(folder: Path) -> Path:
+    """A tokenizer of ``VOCAB`` words, w0 to w127, for what insists on text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="w0", bos_token="w1", eos_token="w2", pad_token="w2"
+    ).save_pretrained(folder)
+    return folder
+
+
+# --- how they are made ----------------------------------------------------------------------------
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+}
+
+
+def _llama(*, layers: int) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(**_COMMON, num_hidden_layers=layers)
+
+
+def _save(folder: Path, config: Any, *, edit: Callable[[Any], None] | None = None) -> Path:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            if weight.dim() < 2:
+                continue
+            size = 1.0
+            if "embed" not in name:
+                fan_in = weight.shape[-2] if weight.dim() == 3 else weight[0].numel()
+                size = (2.0 if any(part in name for part in _SHARP) else 1.0) / fan_in**0.5
+            weight.copy_(torch.randn(weight.shape, generator=generator) * size)
+        if edit:
+            edit(model)
+    model.to(torch.float32).save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def _random(*shape: int, seed: int = 7) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
+
+
+def _separate(weights: Tensors) -> Tensors:
+    """safetensors refuses tensors that share memory."""
+    return {name: weight.contiguous().clone() for name, weight in weights.items()}
+
+
+def _write(folder: Path, config: dict[str, Any], weights: Tensors) -> Path:
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    save_file(_separate(weights), folder / _WEIGHTS, {"format": "pt"})
+    return folder
