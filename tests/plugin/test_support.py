@@ -32,9 +32,6 @@ RULES = {rule.id: rule for rule in support.rules()}
 BY_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "worker": ({"worker_cls": "my.Worker"}, "worker_cls is my.Worker"),
     "scheduler-cls": ({"scheduler_cls": "my.Sched"}, "--scheduler-cls is my.Sched"),
-    "tensor-parallel": ({"tensor_parallel_size": 2}, "--tensor-parallel-size is 2"),
-    "pipeline-parallel": ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size is 2"),
-    "data-parallel": ({"data_parallel_size": 2}, "--data-parallel-size is 2"),
     "executor": (
         {"distributed_executor_backend": "external_launcher"},
         "--distributed-executor-backend is external_launcher",

@@ -84,4 +84,25 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         status="served",
         why="the collector sees every allocation, access and eviction",
     ),
+    Rule(
+        id="tensor-parallel",
+        title="tensor parallelism",
+        option="--tensor-parallel-size",
+        status="served",
+        why="each rank gets every row update and every copy, in order; compared rank by rank",
+    ),
+    Rule(
+        id="pipeline-parallel",
+        title="pipeline parallelism",
+        option="--pipeline-parallel-size",
+        status="served",
+        why="each stage works off its steps in order, so blocks may move and be reused in flight",
+    ),
+    Rule(
+        id="data-parallel",
+        title="data parallelism",
+        option="--data-parallel-size",
+        status="served",
+        why="each engine has a pool of its own; metrics carry its number",
+    ),
 )
