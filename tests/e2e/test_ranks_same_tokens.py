@@ -22,42 +22,66 @@ Report = dict[str, Any]
 KINDS = ("tensor", "pipeline")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+class Runs:
+    """What ranks_engine_run.py reports for each kind, run once."""
+
+    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+        self._environment, self._folder = environment, folder
+        self._reports: dict[str, Report] = {}
+
+    def __call__(self, kind: str) -> Report:
+        if kind not in self._reports:
+            self._reports[kind] = self._run(kind)
+        return self._reports[kind]
+
+    def _run(self, kind: str) -> Report:
+        out = self._folder / f"{kind}.json"
+        script = Path(__file__).with_name("ranks_engine_run.py")
+        run = subprocess.run(
+            [sys.executable, str(script), kind, str(self._folder), str(out)],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        assert run.returncode == 0, f"{kind}: the engine failed:\n{run.stdout[-6000:]}"
+        found: Report = json.loads(out.read_text())
+        return found
+
+
+@pytest.fixture(scope="module")
+def runs(engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("ranks")
+    write_seeded_model(folder)
+    return Runs(engine_environment, folder)
+
+
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def report(
-    kind: str, engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Report:
-    folder = tmp_path_factory.mktemp(kind)
-    write_seeded_model(folder)
-    out = folder / "report.json"
-    script = Path(__file__).with_name("ranks_engine_run.py")
-    run = subprocess.run(
-        [sys.executable, str(script), kind, str(folder), str(out)],
-        env=engine_environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert run.returncode == 0, f"{kind}: the engine failed:\n{run.stdout[-6000:]}"
-    found: Report = json.loads(out.read_text())
-    return found
+@pytest.fixture
+def report(runs: Runs, kind: str) -> Report:
+    return runs(kind)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def stock(report: Report) -> Report:
     (found,) = report["paged"]
     return dict(found)
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["rank 1 slow", "rank 0 slow"])
-def tagma(request: pytest.FixtureRequest, report: Report) -> Report:
-    return dict(report["tagma"][request.param])
+@pytest.fixture(params=[1, 0], ids=["rank-1-slow", "rank-0-slow"])
+def slow(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def tagma(report: Report, slow: int) -> Report:
+    return dict(report["tagma"][(1, 0).index(slow)])
 
 
 def test_the_workload_covers_what_it_claims(kind: str, report: Report, tagma: Report) -> None:
@@ -103,16 +127,29 @@ def test_kv_of_each_rank_is_identical_after_each_step(stock: Report, tagma: Repo
         wrong = [at for at, (a, b) in enumerate(pairs) if a["digests"] != b["digests"]]
         assert wrong == [], f"rank {rest['rank']}"
     blocks = [int(d.partition(":")[0]) for s in moving["steps"] for d in s["digests"].values()]
-    assert sum(blocks) > 500
+    assert sum(blocks) > 300
 
 
-def test_a_rank_was_late(tagma: Report, request: pytest.FixtureRequest) -> None:
-    """Steps were sent while the slow rank had not ended, or not begun, the one before."""
+def test_a_rank_was_late(tagma: Report, slow: int) -> None:
+    """The slow rank began steps late that had been sent."""
     sent = [step["sent"] for step in tagma["scheduler"]["steps"]]
-    slow = 0 if "rank 0" in request.node.name else 1
     steps = tagma["ranks"][slow]["steps"]
-    took = sum(step["began"] - at > 0.005 for at, step in zip(sent, steps, strict=True))
-    assert took >= len(sent) // 10
+    late = sum(step["began"] - at > 0.005 for at, step in zip(sent, steps, strict=True))
+    assert late >= len(sent) // 10
+    if slow == 1:  # of rank 0 vLLM awaits the answer, so it cannot fall behind by a step
+        behind = zip(steps, sent[1:], strict=False)
+        assert sum(step["ended"] > after for step, after in behind) >= len(sent) // 10
+
+
+def test_blocks_moved_and_changed_hands_in_flight(kind: str, tagma: Report) -> None:
+    """While a step that reads or writes them was not done; with stages only."""
+    seen = tagma["scheduler"]
+    if kind == "tensor":
+        assert seen["overlaps"] == 0
+        return
+    assert seen["overlaps"] >= len(seen["steps"]) // 2
+    assert seen["moved_in_flight"] >= 20
+    assert seen["reused_in_flight"] >= 1
 
 
 def test_every_rank_audits_every_slot(tagma: Report) -> None:

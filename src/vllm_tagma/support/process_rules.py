@@ -53,6 +53,26 @@ PROCESS_RULES: Final[tuple[Rule, ...]] = (
         in_config=probe.if_set("watermark_config"),
     ),
     Rule(
+        id="expert-parallel",
+        title="expert parallelism",
+        option="--enable-expert-parallel",
+        status="planned",
+        why="On a CPU stock vLLM dies of it (a segmentation fault in its kernel for experts), so "
+        "there is nothing to compare with",
+        way_out="drop --enable-expert-parallel; tensor parallelism splits each expert",
+        in_config=probe.unless("parallel_config.enable_expert_parallel", False),
+    ),
+    Rule(
+        id="data-parallel-experts",
+        title="data parallelism of a mixture of experts",
+        option="--data-parallel-size",
+        status="planned",
+        why="Its engines step together and exchange tokens, which stock vLLM cannot on a CPU, so "
+        "there is nothing to compare with",
+        way_out="set --data-parallel-size 1 and run one server per replica",
+        in_config=probe.engines_with_experts,
+    ),
+    Rule(
         id="decode-context-parallel",
         title="decode context parallelism",
         option="--decode-context-parallel-size",

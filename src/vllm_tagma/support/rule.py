@@ -18,7 +18,8 @@ class Rule:
 
     A row that is not served has ``in_config`` (looks into a ``VllmConfig``) or ``in_cache``
     (looks into a ``KVCacheConfig``). ``planned`` rows are refused today like ``refused`` ones;
-    the word only tells what to expect.
+    the word only tells what to expect. A served row has a ``proof``: the pytest node ids, without
+    which it would be a claim (``tests/plugin/test_support_proofs.py`` collects them).
     """
 
     id: str
@@ -29,6 +30,7 @@ class Rule:
     way_out: str = ""
     in_config: Find | None = None
     in_cache: Find | None = None
+    proof: tuple[str, ...] = ()
 
     def message(self, value: str, *, option: str | None = None) -> str:
         """The refusal: what, which option with which value, why, and the way out.
