@@ -128,6 +128,8 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 again[name] = asyncio.run(ask_again(server, seen, together=together))
     expected = [sample.tokens for sample in seen.samples]
     log = options.out.with_suffix(".tagma.log").read_text(errors="replace")
+    # Told to end, vLLM kills its engine and then complains that it is dead.
+    while_serving = log.partition("[shutdown] API server: shutdown triggered")[0]
     return {
         "minutes": options.minutes,
         "seed": options.seed,
@@ -158,7 +160,9 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         },
         "audits": [line for line in log.splitlines() if "debug_slots:" in line],
         "complaints": [
-            line for line in log.splitlines() if "law " in line or "EngineDeadError" in line
+            line
+            for line in while_serving.splitlines()
+            if "law " in line or "EngineDeadError" in line
         ][:20],
     }
 
