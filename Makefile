@@ -18,6 +18,7 @@ OUT ?= build/bench-smoke
 ACCEPT ?=
 VERSION ?=
 SEED ?= 1
+MINUTES ?= 60
 BASE ?= HEAD~1
 
 BIN := .venv/bin
@@ -31,7 +32,7 @@ quote = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve pd test test-fast lint format cpp-test fuzz soak upstream drift wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
+.PHONY: help serve pd test test-fast lint format cpp-test fuzz soak load upstream drift wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -78,6 +79,10 @@ soak: build/release/pool_soak ## A million requests for each kind of compaction,
 	@for mode in off idle live; do for more in "" "--groups 2 --pins 8"; do \
 	  build/release/pool_soak --mode $$mode --requests $(REQUESTS) --seed $(SEED) $$more || exit 1; \
 	  done; done
+
+load: tools ## An hour of mixed clients on two ranks, then what is left and the same tokens: MINUTES=60 SEED=1
+	@$(TEST_ENV) $(BIN)/python tests/e2e/load_run.py --minutes $(MINUTES) --seed $(SEED) --stock \
+	  --out build/load/load.json
 
 upstream: tools ## vLLM's own scheduler and cache tests on this package: 20 minutes; ACCEPT=1 writes docs/upstream.md
 	@$(SETUP) upstream

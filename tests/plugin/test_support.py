@@ -32,9 +32,10 @@ RULES = {rule.id: rule for rule in support.rules()}
 BY_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "worker": ({"worker_cls": "my.Worker"}, "worker_cls is my.Worker"),
     "scheduler-cls": ({"scheduler_cls": "my.Sched"}, "--scheduler-cls is my.Sched"),
-    "tensor-parallel": ({"tensor_parallel_size": 2}, "--tensor-parallel-size is 2"),
-    "pipeline-parallel": ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size is 2"),
-    "data-parallel": ({"data_parallel_size": 2}, "--data-parallel-size is 2"),
+    "data-parallel-experts": (
+        {"data_parallel_size": 2, "hf_overrides": {"num_experts": 4}},
+        "--data-parallel-size is 2",
+    ),
     "executor": (
         {"distributed_executor_backend": "external_launcher"},
         "--distributed-executor-backend is external_launcher",
@@ -88,6 +89,11 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
         "parallel_config.prefill_context_parallel_size",
         2,
         "--prefill-context-parallel-size is 2",
+    ),
+    "expert-parallel": (
+        "parallel_config.enable_expert_parallel",
+        True,
+        "--enable-expert-parallel is True",
     ),
     "multi-node": ("parallel_config.nnodes", 2, "--nnodes is 2"),
     "elastic-ep": ("parallel_config.enable_elastic_ep", True, "--enable-elastic-ep is True"),

@@ -128,7 +128,7 @@ def test_model_that_is_served_and_flags_that_are_refused(root):
     script = "from vllm_tagma.cli import main; main()"
     command = [sys.executable, "-c", script, "doctor", str(model)]
     env = {name: value for name, value in os.environ.items() if name != "VLLM_PLUGINS"}
-    flags = ["--", "--max-model-len", "512", "--pipeline-parallel-size", "2"]
+    flags = ["--", "--max-model-len", "512", "--scheduler-cls", "my.Scheduler"]
     served, refused = (
         subprocess.run([*command, *extra], capture_output=True, text=True, timeout=300, env=env)
         for extra in ([], flags)
@@ -136,4 +136,4 @@ def test_model_that_is_served_and_flags_that_are_refused(root):
     assert served.returncode == 0, served.stdout + served.stderr
     assert "nothing in its configuration would be refused" in served.stdout
     assert refused.returncode == 1
-    assert "--pipeline-parallel-size is 2" in " ".join(refused.stdout.replace("│", " ").split())
+    assert "--scheduler-cls is my.Scheduler" in " ".join(refused.stdout.replace("│", " ").split())

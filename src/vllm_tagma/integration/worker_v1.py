@@ -23,6 +23,8 @@ Seam 5, ``InputBatch.req_ids``: which request a table row belongs to when it is 
 from __future__ import annotations
 
 import atexit
+import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,12 +33,14 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_tagma.config import TagmaConfig
-from vllm_tagma.errors import UnsupportedError
+from vllm_tagma.errors import InvariantError, UnsupportedError
 from vllm_tagma.integration.block_table_v1 import TagmaBlockTable, adopt_block_table
 from vllm_tagma.integration.row_updates import by_group, require_fits, row_updates_of
 from vllm_tagma.integration.seams import require_seams
 from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.worker.slot_audit import SlotAudit
+
+_logger = logging.getLogger("vllm.tagma.worker")
 
 
 def _requests_of(input_batch: Any) -> Callable[[int], str | None]:
@@ -137,6 +141,21 @@ class TagmaCPUWorker(CPUWorker):  # type: ignore[misc]
             # An engine inside the caller's process is not always shut down.
             atexit.register(runner.slot_audit.log_summary)
 
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """One step of vLLM's. A broken law ends it, on whichever rank.
+
+        The ``mp`` executor hears the exceptions of one rank. Another that raised would leave the
+        engine waiting for the time-out of a collective operation; that the process ended, it sees.
+        """
+        try:
+            return super().execute_model(scheduler_output)
+        except InvariantError:
+            if is_heard(self.parallel_config, self.rank):
+                raise
+            _logger.exception("rank %d has broken a law and ends", self.rank)
+            logging.shutdown()
+            os._exit(1)
+
     def slot_audit_counters(self) -> dict[str, int] | None:
         """What ``debug_slots`` has checked so far, or None when it is off."""
         audit = self.model_runner.slot_audit
@@ -147,3 +166,12 @@ class TagmaCPUWorker(CPUWorker):  # type: ignore[misc]
         if audit is not None:
             audit.log_summary()
         super().shutdown()
+
+
+def is_heard(parallel_config: Any, rank: int) -> bool:
+    """Whether the executor answers for what this rank raises: its first one of the last stage, or
+    any that runs inside the engine's process."""
+    if parallel_config.distributed_executor_backend != "mp":
+        return True
+    last_stage = parallel_config.world_size - parallel_config.tensor_parallel_size
+    return bool(rank == last_stage)

@@ -97,6 +97,13 @@ def worker_class(config: Any) -> str | None:
     return f"{given} with Model Runner V1" if given == GPU_WORKER else str(given)
 
 
+def engines_with_experts(config: Any) -> str | None:
+    """Finds data-parallel engines that are one group, as they are for a mixture of experts."""
+    if not attribute(config, "model_config.is_moe"):
+        return None
+    return unless("parallel_config.data_parallel_size", 1)(config)
+
+
 def _runs_on(config: Any, platform_worker: str) -> bool:
     """True for vLLM's worker of a platform, and for the one that takes its place."""
     given = attribute(config, "parallel_config.worker_cls")

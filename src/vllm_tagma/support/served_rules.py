@@ -128,4 +128,37 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
             "tests/manager/test_moves.py::test_samples_of_a_trace_stay_with_their_blocks",
         ),
     ),
+    Rule(
+        id="tensor-parallel",
+        title="tensor parallelism",
+        option="--tensor-parallel-size",
+        status="served",
+        why="each rank gets every row update and every copy, in order; compared rank by rank",
+        proof=(
+            "tests/e2e/test_ranks_same_tokens.py::test_tokens_and_hits_are_identical[tensor-rank-1-slow]",
+            "tests/e2e/test_ranks_same_tokens.py::test_kv_of_each_rank_is_identical_after_each_step[tensor-rank-0-slow]",
+            "tests/e2e/test_load.py::test_a_load_leaves_nothing_behind_and_changes_no_token",
+        ),
+    ),
+    Rule(
+        id="pipeline-parallel",
+        title="pipeline parallelism",
+        option="--pipeline-parallel-size",
+        status="served",
+        why="each stage works off its steps in order, so blocks may move and be reused in flight",
+        proof=(
+            "tests/e2e/test_ranks_same_tokens.py::test_tokens_and_hits_are_identical[pipeline-rank-1-slow]",
+            "tests/e2e/test_ranks_same_tokens.py::test_blocks_moved_and_changed_hands_in_flight[pipeline-rank-0-slow]",
+        ),
+    ),
+    Rule(
+        id="data-parallel",
+        title="data parallelism",
+        option="--data-parallel-size",
+        status="served",
+        why="each engine has a pool of its own; metrics carry its number",
+        proof=(
+            "tests/e2e/test_data_parallel.py::test_engines_answer_as_stock_does_and_are_told_apart",
+        ),
+    ),
 )
