@@ -76,10 +76,14 @@ def test_connectors_are_refused_by_name_wherever_they_are_named(
     assert value in finding.message
 
 
-def test_connectors_of_this_package_are_served(vllm_config: ConfigFactory) -> None:
+def test_a_connector_of_this_package_is_served_by_its_name(vllm_config: ConfigFactory) -> None:
     config = vllm_config()
-    config.kv_transfer_config = _transfer("AnyConnector", "vllm_tagma.any")
-    assert support.explain(config) == []
+    for module in (None, "vllm_tagma.integration.transfer.nixl_connectors"):
+        config.kv_transfer_config = _transfer("TagmaNixlConnector", module)
+        assert support.explain(config) == []
+    config.kv_transfer_config = _transfer("TagmaNixlPushConnector", "vllm_tagma.any")
+    (finding,) = support.explain(config)
+    assert finding.rule.id == "kv-transfer"
 
 
 def test_model_runner_v2_is_refused_with_a_connector(
