@@ -158,7 +158,8 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         status="served",
         why="each engine has a pool of its own; metrics carry its number",
         proof=(
-            "tests/e2e/test_data_parallel.py::test_engines_answer_as_stock_does_and_are_told_apart",
+            "tests/e2e/test_data_parallel.py::test_tokens_and_hits_are_identical",
+            "tests/e2e/test_data_parallel.py::test_metrics_tell_the_engines_apart",
         ),
     ),
 )

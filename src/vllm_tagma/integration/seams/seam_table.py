@@ -366,6 +366,14 @@ _WORKER_SEAMS = (
         remove_when=_SLOT_HOOK,
     ),
     Seam(
+        target="vllm.v1.worker.gpu_worker:Worker.execute_model",
+        kind="subclass",
+        room="worker_v1",
+        why="a broken law ends a rank that the mp executor does not listen to (worker_v1.py)",
+        expected=("(self, scheduler_output) -> ModelRunnerOutput | AsyncModelRunnerOutput | None"),
+        remove_when="the executor hears of an error on any rank",
+    ),
+    Seam(
         target="vllm.v1.worker.gpu_worker:Worker.shutdown",
         kind="subclass",
         room="worker",
