@@ -42,6 +42,7 @@ GAUGES = {
     "holes": 2,
     "largest_hole_blocks": 48,
     "headroom_blocks": 9,
+    "pinned_blocks": 0,
 }
 # 320 blocks in 64 parts of 5: half is live, then 0.3 cached, then empty but for one block.
 PARTS = {i: (5, 0) if i < 32 else (0, 5) if i < 51 else (0, 0) for i in range(64)} | {51: (0, 1)}
