@@ -18,8 +18,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from vllm_tagma import support
-from vllm_tagma._native import BlockRanges
-from vllm_tagma.blocks import TagmaKVCacheBlocks
+from vllm_tagma.blocks import NO_RANGES, TagmaKVCacheBlocks
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.core_pool import new_pool
 from vllm_tagma.errors import InvariantError
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 # Under vLLM's logger: its handlers and level apply, a logger of our own would stay silent.
 _logger = logging.getLogger("vllm.tagma.manager")
 
-_NO_RANGES = BlockRanges()
 _RUNNING = RequestStatus.RUNNING
 _ADMISSION = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
@@ -120,7 +118,7 @@ class TagmaKVCacheManager(TransferContract):
 
         self.coordinator = Coordinator((Group(spec.block_size, spec),), self._num_held)
         self.block_pool = BlockPool(self.pool, self._give_back)
-        self.empty_kv_cache_blocks = TagmaKVCacheBlocks((_NO_RANGES,))
+        self.empty_kv_cache_blocks = TagmaKVCacheBlocks((NO_RANGES,))
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -237,7 +235,7 @@ class TagmaKVCacheManager(TransferContract):
         watermark = 0
         if has_scheduled_reqs and request.status in _ADMISSION:
             watermark = self.watermark_blocks
-        hit = new_computed_blocks.blocks[0] if new_computed_blocks is not None else _NO_RANGES
+        hit = new_computed_blocks.blocks[0] if new_computed_blocks is not None else NO_RANGES
         gate = prompt if full_sequence_must_fit else 0
         hashes = request.block_hashes
         if row is None:
@@ -323,10 +321,6 @@ class TagmaKVCacheManager(TransferContract):
         return True
 
     # --- what the scheduler reads -----------------------------------------------------------------
-
-    def _row_blocks(self, request_id: str) -> BlockRanges:
-        row = self._rows.get(request_id)
-        return _NO_RANGES if row is None else self.pool.row_blocks(row.handle)
 
     def _num_held(self, request_id: str) -> int:
         row = self._rows.get(request_id)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from http_server import free_port, wait_until_healthy
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_tagma.lab.bench_serve.process import Group
@@ -23,7 +22,6 @@ POOL_BLOCKS = 320
 BLOCK_SIZE = 32
 MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 16
-READY_SECONDS = 400
 _FLAGS = {
     "--block-size": BLOCK_SIZE,
     "--num-gpu-blocks-override": POOL_BLOCKS,
@@ -39,7 +37,7 @@ _FLAGS = {
 
 
 class Server:
-    """A running server. ``pool()`` and ``memory()`` may be asked at any time."""
+    """A running server. ``metrics()`` and ``memory()`` may be asked at any time."""
 
     def __init__(self, group: Group, port: int) -> None:
         self.group = group
@@ -115,9 +113,7 @@ def serving(backend: str, model: Path, log: Path, *flags: str) -> Iterator[Serve
 
     Raises ``RuntimeError``, with the end of its log, if it ends or is not ready in time.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     vllm = Path(sys.executable).with_name("vllm")
     command = [str(vllm), "serve", str(model), "--kv-cache-backend", backend]
     command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
@@ -132,18 +128,5 @@ def serving(backend: str, model: Path, log: Path, *flags: str) -> Iterator[Serve
     environment.update(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
     environment.update(VLLM_SERVER_DEV_MODE="1", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
     with Group(command, env=environment, log=log, stop_timeout=60, dies_with_us=True) as group:
-        server = Server(group, port)
-        deadline = time.monotonic() + READY_SECONDS
-        while not _healthy(server):
-            if group.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the {backend} server did not start:\n{group.tail(60)}")
-            time.sleep(0.5)
-        yield server
-
-
-def _healthy(server: Server) -> bool:
-    try:
-        urllib.request.urlopen(server.url + "/health", timeout=2).close()
-    except (OSError, urllib.error.URLError):
-        return False
-    return True
+        wait_until_healthy(group, port)
+        yield Server(group, port)

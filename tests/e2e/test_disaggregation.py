@@ -7,9 +7,7 @@ one of the two, asked without a transfer and under another salt.
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import json
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from pd_servers import Server, post, proxy_server, vllm_server
+
+from prerequisites import require_nixl
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -38,11 +38,7 @@ class Pair(NamedTuple):
 def pair(
     model: Path, engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    if importlib.util.find_spec("nixl") is None:
-        message = "NIXL is not installed: `make test` does it, or pip install vllm-tagma[nixl]"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
+    require_nixl()
     folder, env = tmp_path_factory.mktemp("pd"), engine_environment
     both: dict[str, Any] = {"folder": folder, "env": env}
     servers = []

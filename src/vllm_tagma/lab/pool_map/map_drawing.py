@@ -50,9 +50,9 @@ def draw(
 def changes(old: EnginePool, new: EnginePool) -> str:
     """What happened to a pool between two looks, in words; totals that restarted count anew."""
     words = [
-        f"{name} {_signed(getattr(new, key) - getattr(old, key))}"
-        for name, key in _LEVELS.items()
-        if getattr(new, key) != getattr(old, key)
+        f"{name} {getattr(new, name) - getattr(old, name):+,}"
+        for name in _LEVELS
+        if getattr(new, name) != getattr(old, name)
     ]
     for name, key in _TOTALS.items():
         now, then = getattr(new, key), getattr(old, key)
@@ -62,14 +62,9 @@ def changes(old: EnginePool, new: EnginePool) -> str:
     return f"since the last look: {', '.join(words) or 'no change'}"
 
 
-_LEVELS: Final = {
-    "requests": "requests",
-    "ranges": "ranges",
-    "live": "live",
-    "cached": "cached",
-    "holes": "holes",
-    "pinned": "pinned",
-}
+_LEVELS: Final = ("requests", "ranges", "live", "cached", "holes", "pinned")
+"""Fields of :class:`EnginePool`, under whose names their changes are told."""
+
 _TOTALS: Final = {
     "evicted": "evicted",
     "moved cached": "moved_cached",
@@ -79,10 +74,6 @@ _TOTALS: Final = {
     "transfers block by block": "transfers_unmerged",
 }
 """What is said of a change -> the field of :class:`EnginePool`."""
-
-
-def _signed(value: int) -> str:
-    return f"{value:+,}"
 
 
 def _marks(pool: EnginePool, old: EnginePool, *, indent: int, width: int) -> Text:
