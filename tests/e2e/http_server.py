@@ -10,6 +10,10 @@ from vllm_tagma.lab.bench_serve.process import Group
 
 READY_SECONDS = 400
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""For workers that share cores: threads that spin for each other collapse as soon as anything else
+runs."""
+
 
 def free_port() -> int:
     """A port of this machine that nobody listens on."""

@@ -27,7 +27,7 @@ from typing import Any
 import aiohttp
 from load_clients import CLIENTS, Client, Seen, body_of, resets
 from load_report import check, table
-from parallel_server import MAX_NUM_SEQS, Server, serving
+from parallel_server import MAX_NUM_SEQS, POOL_BLOCKS, Server, serving
 from seeded_model import write_seeded_model
 
 _BAR = 30
@@ -133,12 +133,20 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     model.mkdir()
     write_seeded_model(model)
     seen = Seen(options.samples, options.seed)
-    with serving("tagma", model, options.out.with_suffix(".tagma.log"), *_TWO_RANKS) as server:
+    with serving(
+        "tagma", model, options.out.with_suffix(".tagma.log"), *_TWO_RANKS, blocks=options.blocks
+    ) as server:
         series = asyncio.run(load(server, options.minutes * 60, options.seed, seen))
         left = left_behind(server)
         again = {"tagma alone": asyncio.run(ask_again(server, seen, together=False))}
     if options.stock:
-        with serving("paged", model, options.out.with_suffix(".stock.log"), *_TWO_RANKS) as server:
+        with serving(
+            "paged",
+            model,
+            options.out.with_suffix(".stock.log"),
+            *_TWO_RANKS,
+            blocks=options.blocks,
+        ) as server:
             for name, together in (("stock alone", False), ("stock together", True)):
                 again[name] = asyncio.run(ask_again(server, seen, together=together))
     expected = [sample.tokens for sample in seen.samples]
@@ -148,6 +156,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {
         "minutes": options.minutes,
         "seed": options.seed,
+        "blocks": options.blocks,
         "counts": dict(seen.counts),
         "tokens": seen.tokens,
         "seconds": sorted(seen.seconds),
@@ -186,6 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--blocks", type=int, default=POOL_BLOCKS, help="of the pool")
     parser.add_argument("--samples", type=int, default=150, help="requests that are asked again")
     parser.add_argument("--stock", action="store_true", help="ask them of a stock server too")
     parser.add_argument("--out", type=Path, default=Path("build/load/load.json"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from http_server import free_port, wait_until_healthy
+from http_server import ONE_THREAD, free_port, wait_until_healthy
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_tagma.lab.bench_serve.process import Group
@@ -24,7 +24,6 @@ MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 16
 _FLAGS = {
     "--block-size": BLOCK_SIZE,
-    "--num-gpu-blocks-override": POOL_BLOCKS,
     "--kv-cache-memory-bytes": 64 << 20,
     "--max-model-len": MAX_MODEL_LEN,
     "--max-num-seqs": MAX_NUM_SEQS,
@@ -108,8 +107,11 @@ def _short(title: str) -> str:
 
 
 @contextmanager
-def serving(backend: str, model: Path, log: Path, *flags: str) -> Iterator[Server]:
-    """A server with more ``flags`` on a free port; with tagma every step is checked.
+def serving(
+    backend: str, model: Path, log: Path, *flags: str, blocks: int = POOL_BLOCKS
+) -> Iterator[Server]:
+    """A server with more ``flags`` and a pool of ``blocks`` on a free port; with tagma every step
+    is checked.
 
     Raises ``RuntimeError``, with the end of its log, if it ends or is not ready in time.
     """
@@ -121,12 +123,11 @@ def serving(backend: str, model: Path, log: Path, *flags: str) -> Iterator[Serve
     if backend == "tagma":
         options = {"check_invariants": True, "debug_slots": True}
         command += ["--additional-config", json.dumps({"tagma": options})]
-    for flag, value in _FLAGS.items():
+    for flag, value in {**_FLAGS, "--num-gpu-blocks-override": blocks}.items():
         command += [flag, str(value)]
     environment = dict(os.environ)
-    # One OpenMP thread a rank: a pair that spins collapses as soon as anything else runs.
-    environment.update(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
-    environment.update(VLLM_SERVER_DEV_MODE="1", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+    environment.update(ONE_THREAD, VLLM_SERVER_DEV_MODE="1")
+    environment.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
     with Group(command, env=environment, log=log, stop_timeout=60, dies_with_us=True) as group:
         wait_until_healthy(group, port)
         yield Server(group, port)

@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from http_server import free_port, wait_until_healthy
+from http_server import ONE_THREAD, free_port, wait_until_healthy
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_tagma.lab.bench_serve.process import Group
@@ -109,6 +109,7 @@ def vllm_server(
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
         "UCX_TLS": "tcp,self,sm",
+        **ONE_THREAD,
     }
     return Server(name, command, port=port, log=folder / f"{name}.log", env={**env, **own})
 
