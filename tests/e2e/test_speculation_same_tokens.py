@@ -100,7 +100,9 @@ def reports(
         drafts = {"num_speculative_tokens": DRAFTS, **METHODS[method](models)}
         model = models.mtp if method == "mtp" else models.target
         cases[method] = Case(model=model, engine={"speculative_config": drafts})
-    return run_cases(cases, folder, engine_environment)
+    # vLLM cannot start an engine in a process that has imported numba, as n-grams do: they go last.
+    last = {name: cases.pop(name) for name in ("ngram",) if name in cases}
+    return run_cases(cases | last, folder, engine_environment)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -108,7 +110,11 @@ def test_tokens_hits_and_drafts_are_stocks(method: str, reports: dict[str, Repor
     require_equal(reports[method])
     for name in ("rest", "moving"):
         spec = reports[method]["tagma"][name]["spec"]
-        assert 0 < spec["accepted_tokens"] < spec["draft_tokens"], "accepted and rejected drafts"
+        accepted, drafted = spec["accepted_tokens"], spec["draft_tokens"]
+        if method == "draft-model-alike":  # the model drafts for itself and agrees
+            assert 0 < accepted == drafted
+        else:
+            assert 0 < accepted < drafted
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "mtp"])
