@@ -217,7 +217,7 @@ class Side:
         """Where the worker computes, once it knows which drafts of the steps before were rejected;
         the scheduler had counted them as computed."""
         request = part.request
-        if request.num_preemptions == part.preemptions and not request.is_finished():
+        if request.num_preemptions == part.preemptions:  # of ended requests as well: they are read
             tokens = part.end - part.start
             part.start = request.num_computed_tokens - request.num_in_flight_tokens
             part.end = part.start + tokens
