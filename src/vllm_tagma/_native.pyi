@@ -6,6 +6,8 @@ from typing import Any, final
 NULL_BLOCK: int
 PAD_SLOT_ID: int
 MAX_RANGES: int
+__source__: str
+"""SHA-256 of the list of sources that it was built from; see lab/bench/core_source.py."""
 
 @final
 class BlockRanges:

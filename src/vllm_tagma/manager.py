@@ -29,7 +29,7 @@ from vllm_tagma.request_row import RequestRow
 from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.served_arguments import require_served
 from vllm_tagma.stand_ins import BlockPool, Coordinator, Group
-from vllm_tagma.transfers import TransferContract
+from vllm_tagma.transfer_contract import TransferContract
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
@@ -189,9 +189,9 @@ class TagmaKVCacheManager(TransferContract):
         Arguments are vLLM's. Returns the new blocks (hits not included), or None if too few blocks
         are free; a lack of long holes is never a reason, except beyond the cap of 256 ranges, where
         preemption makes room. With ``delay_cache_blocks`` the row will be received: it is pinned
-        (``transfers.py``) and nothing of it published. Raises :class:`UnsupportedError` for what
-        only encoder-decoder models use. O(1) while the tokens fit the last block. No blocks are
-        zeroed, so ``skip_zeroing_group_ids`` does not matter.
+        (``transfer_contract.py``) and nothing of it published. Raises :class:`UnsupportedError` for
+        what only encoder-decoder models use. O(1) while the tokens fit the last block. No blocks
+        are zeroed, so ``skip_zeroing_group_ids`` does not matter.
         """
         row = self._rows.get(request.request_id)
         if (

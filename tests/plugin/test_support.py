@@ -1,4 +1,4 @@
-"""The support matrix is executable: every refused row has a configuration that shows its message.
+"""The support matrix is executable: every refused rule has a configuration that shows its message.
 
 Where vLLM builds such a configuration on a CPU, it is built; otherwise the finished configuration
 of a tiny model is changed in the one attribute that the option sets.

@@ -1,6 +1,6 @@
-"""The support matrix: all rows joined. How they are used: ``gates.py``.
+"""The support matrix: all rules joined. How they are used: ``gates.py``.
 
-A row may name an option of a single vLLM release. A row for a new option is added in the file of
+A rule may name an option of a single vLLM release. A rule for a new option is added in the file of
 its subject (``*_rules.py``) and nowhere else; what most ask is in ``config_probes.py``.
 """
 
