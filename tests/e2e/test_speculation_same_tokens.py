@@ -1,7 +1,7 @@
 """Speculative decoding by method: the tokens, hits and accepted drafts of stock on both backends.
 
-All methods but MTP draft for one target, so each method's tokens can also be held against decoding
-without drafts. Each method runs on both backends, twice over the workload of
+All methods draft for one target, so each method's tokens can also be held against decoding without
+drafts. Each method runs on both backends, twice over the workload of
 ``config_engine_run.py``; the second time rows are relocated before each step, those that hold
 blocks for drafts included. What must be equal is in ``config_case.require_equal``.
 """
@@ -39,10 +39,6 @@ class Models:
     def target(self) -> Path:
         return Path(self("target", tiny_models.spec_target))
 
-    @property
-    def mtp(self) -> Path:
-        return Path(self("mtp", tiny_models.mtp_glm))
-
 
 def _ngram(models: Models) -> Speculation:
     return {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -61,18 +57,9 @@ def _eagle(models: Models) -> Speculation:
     return {"method": "eagle", "model": head}
 
 
-def _eagle3(models: Models) -> Speculation:
-    head = models("eagle3", lambda folder: tiny_models.eagle3_head(folder, models.target))
-    return {"method": "eagle3", "model": head}
-
-
 def _medusa(models: Models) -> Speculation:
     head = models("medusa", lambda folder: tiny_models.medusa_head(folder, models.target))
     return {"method": "medusa", "model": head, "num_speculative_tokens": 2}
-
-
-def _mtp(models: Models) -> Speculation:
-    return {"method": "mtp", "num_speculative_tokens": 1}
 
 
 METHODS: dict[str, Callable[[Models], Speculation]] = {
@@ -80,9 +67,7 @@ METHODS: dict[str, Callable[[Models], Speculation]] = {
     "draft-model": _draft,
     "draft-model-alike": _draft_self,
     "eagle": _eagle,
-    "eagle3": _eagle3,
     "medusa": _medusa,
-    "mtp": _mtp,
 }
 
 
@@ -98,8 +83,7 @@ def reports(
     cases = {"none": Case(model=models.target, moves=False)}
     for method in selected(request, "method"):
         drafts = {"num_speculative_tokens": DRAFTS, **METHODS[method](models)}
-        model = models.mtp if method == "mtp" else models.target
-        cases[method] = Case(model=model, engine={"speculative_config": drafts})
+        cases[method] = Case(model=models.target, engine={"speculative_config": drafts})
     # vLLM cannot start an engine in a process that has imported numba, as n-grams do: they go last.
     last = {name: cases.pop(name) for name in ("ngram",) if name in cases}
     return run_cases(cases | last, folder, engine_environment)
@@ -117,7 +101,7 @@ def test_tokens_hits_and_drafts_are_stocks(method: str, reports: dict[str, Repor
             assert 0 < accepted < drafted
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "mtp"])
+@pytest.mark.parametrize("method", METHODS)
 def test_drafts_change_no_token(method: str, reports: dict[str, Reports]) -> None:
     """Stock decoding without drafts gives the same tokens."""
     plain = reports["none"]["paged"]["rest"]["requests"]
