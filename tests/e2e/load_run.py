@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import sys
 import tempfile
 import time
@@ -62,7 +63,9 @@ async def load(server: Server, seconds: float, seed: int, seen: Seen) -> list[di
 
     series: list[dict[str, Any]] = []
     timeout = aiohttp.ClientTimeout(total=900)
-    connector = aiohttp.TCPConnector(limit=0)
+    # A connection for each request: the server closes idle ones after 5 seconds, and a request sent
+    # at that moment would be lost without an answer.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(server.url, timeout=timeout, connector=connector) as session:
         clients = [Client(number, seed, session, seen, over) for number in range(CLIENTS)]
         tasks = [asyncio.create_task(client.run()) for client in clients]
@@ -95,11 +98,23 @@ def left_behind(server: Server) -> dict[str, Any]:
     return {"idle": idle, "reset": reset, "after": after, "empty": server.metrics()}
 
 
+def last_audits(log: str) -> dict[str, str]:
+    """The last line of each rank about its slots, by the rank's name in the log."""
+    audits = {}
+    for line in log.splitlines():
+        found = re.search(
+            r"(Worker_TP\d+).*(debug_slots: [1-9]\d* slots .*, 0 without a slot)", line
+        )
+        if found:
+            audits[found[1]] = found[2]
+    return audits
+
+
 async def ask_again(server: Server, seen: Seen, *, together: bool) -> list[list[int]]:
     """The samples' tokens, each without a prefix hit: one at a time, or as many as fit together."""
-    async with aiohttp.ClientSession(
-        server.url, timeout=aiohttp.ClientTimeout(total=900)
-    ) as session:
+    timeout = aiohttp.ClientTimeout(total=900)
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(server.url, timeout=timeout, connector=connector) as session:
         gate = asyncio.Semaphore(MAX_NUM_SEQS if together else 1)
 
         async def one(number: int) -> list[int]:
@@ -158,7 +173,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 if pair[0] != pair[1]
             ],
         },
-        "audits": [line for line in log.splitlines() if "debug_slots:" in line],
+        "audits": last_audits(log),
         "complaints": [
             line
             for line in while_serving.splitlines()
