@@ -84,7 +84,6 @@ class TagmaKVCacheManager(TransferContract):
             unknown,
             scheduler_block_size=scheduler_block_size,
             hash_block_size=hash_block_size if enable_caching else None,
-            num_hash_lookahead_tokens=num_hash_lookahead_tokens,
             num_prefill_lookahead=num_prefill_lookahead,
             dcp_world_size=dcp_world_size,
             pcp_world_size=pcp_world_size,
@@ -110,7 +109,11 @@ class TagmaKVCacheManager(TransferContract):
         self._request_of: dict[int, str] = {}  # row handle -> request id
         self._observers = Observers(
             self.pool,
-            events=EventLog.of_group(0, spec) if enable_kv_cache_events else None,
+            # That hashes cover tokens behind their blocks shows in the events alone; a block whose
+            # hash is not known yet is published once it is.
+            events=EventLog.of_group(0, spec, lookahead_tokens=num_hash_lookahead_tokens)
+            if enable_kv_cache_events
+            else None,
             collector=metrics_collector,
             enable_caching=enable_caching,
         )
