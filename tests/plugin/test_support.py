@@ -184,7 +184,11 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
     ),
     "encoder-only-multimodal": ("is_mm_encoder_only", True, "--mm-encoder-only is True"),
     "attention-free": ("model_config.is_attention_free", True, "model architecture is Llama"),
-    "mla": ("model_config.use_mla", True, "model architecture is LlamaForCausalLM"),
+    "sparse-mla": (
+        "model_config.hf_text_config.index_topk",
+        64,
+        "model architecture is LlamaForCausalLM",
+    ),
     "mamba": ("model_config.is_hybrid", True, "model architecture is LlamaForCausalLM"),
     "sliding-window": ("cache_config.sliding_window", 128, "sliding_window of the model is 128"),
     "engram": ("engram_config", object(), "--engram-config is set"),
@@ -218,8 +222,9 @@ def _windowed() -> kv.SlidingWindowSpec:
     )
 
 
-def _mla() -> kv.MLAAttentionSpec:
-    return kv.MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)
+def _mla(**changes: Any) -> kv.MLAAttentionSpec:
+    base = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
+    return kv.MLAAttentionSpec(**{**base, **changes})
 
 
 def _mamba() -> kv.MambaSpec:
@@ -239,18 +244,14 @@ def _sink() -> kv.SinkFullAttentionSpec:
 CACHES: list[tuple[str, Callable[[], Any], str]] = [
     ("cache-groups", lambda: _cache(), "number of cache groups of the model is 0"),
     ("cache-groups", lambda: _cache(_full(), _full()), "number of cache groups of the model is 2"),
-    ("mla", lambda: _cache(_mla()), "is MLAAttentionSpec"),
+    (
+        "sparse-mla",
+        lambda: _cache(_mla(cache_role=kv.SparseCacheRole.INDEXER)),
+        "is MLAAttentionSpec with cache_role=indexer",
+    ),
+    ("sparse-mla", lambda: _cache(_mla(model_version="deepseek_v4")), "model_version=deepseek_v4"),
+    ("sparse-mla", lambda: _cache(_mla(alignment=576)), "with alignment=576"),
     ("sliding-window", lambda: _cache(_windowed()), "is SlidingWindowSpec"),
-    (
-        "sliding-window",
-        lambda: _cache(_full(sliding_window=64)),
-        "sliding_window of the model is sliding_window=64 tokens",
-    ),
-    (
-        "sliding-window",
-        lambda: _cache(_full(attention_chunk_size=64)),
-        "is attention_chunk_size=64 tokens",
-    ),
     ("mamba", lambda: _cache(_mamba()), "model architecture is MambaSpec"),
     ("zeroing", lambda: _cache(_mamba()), "zeroing of new blocks is required"),
     ("cross-attention", lambda: _cache(_cross()), "is CrossAttentionSpec"),
@@ -330,6 +331,7 @@ def _with_attribute(config: Any, path: str, value: Any) -> Any:
 
 # Options of one release only; every other attribute must exist in the installed one.
 ONLY_IN_033 = {"sparse-indexer"}
+IN_MODELS = {"sparse-mla"}  # attributes of a model's own configuration
 
 
 @pytest.mark.parametrize("rule_id", BY_ATTRIBUTE)
@@ -342,7 +344,7 @@ def test_attributes_are_refused(vllm_config: ConfigFactory, rule_id: str) -> Non
         config = _on_a_gpu(config)
     owner, _, name = path.rpartition(".")
     holder = attribute(config, owner) if owner else config
-    assert hasattr(holder, name) or rule_id in ONLY_IN_033, f"vLLM has no {path}"
+    assert hasattr(holder, name) or rule_id in ONLY_IN_033 | IN_MODELS, f"vLLM has no {path}"
     findings = support.explain(_with_attribute(config, path, wrong))
     _assert_message(findings, rule_id, value)
 
@@ -353,6 +355,10 @@ def test_interleaved_windows_are_refused(vllm_config: ConfigFactory) -> None:
     layers = ["full_attention", "sliding_attention"]
     config = _with_attribute(config, "model_config.hf_text_config.layer_types", layers)
     _assert_message(support.explain(config), "sliding-window", "512 tokens in some layers")
+    alone = _with_attribute(config, "scheduler_config.disable_hybrid_kv_cache_manager", True)
+    assert support.explain(alone) == []
+    layers.remove("full_attention")  # with windows alone vLLM keeps a window group all the same
+    _assert_message(support.explain(alone), "sliding-window", "512 tokens in some layers")
 
 
 @pytest.mark.parametrize(("rule_id", "make", "value"), CACHES)
@@ -479,8 +485,14 @@ def test_what_is_served_is_not_refused(vllm_config: ConfigFactory, case: str) ->
 
 
 def test_a_refusal_from_the_cache_stops_too(vllm_config: ConfigFactory) -> None:
-    with pytest.raises(UnsupportedError, match="MLA"):
-        support.require_supported(vllm_config(), _cache(_mla()))
+    with pytest.raises(UnsupportedError, match="SinkFullAttentionSpec"):
+        support.require_supported(vllm_config(), _cache(_sink()))
+
+
+def test_one_group_is_enough() -> None:
+    """Latent vectors, and layers with windows that keep all their blocks, are rows like others."""
+    for spec in (_mla(), _full(sliding_window=64), _full(attention_chunk_size=64)):
+        assert support.explain(None, _cache(spec)) == []
 
 
 @pytest.mark.parametrize(("rule_id", "cache", "value"), CACHES)

@@ -52,14 +52,15 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
         in_config=probe.model_is("model_config.is_attention_free"),
     ),
     Rule(
-        id="mla",
-        title="multi-head latent attention (MLA)",
+        id="sparse-mla",
+        title="latent attention with an index or with a window (DeepSeek-V3.2, V4)",
         option="model architecture",
         status="planned",
-        why="Not tested",
-        way_out="choose a model with full attention",
-        in_config=probe.model_is("model_config.use_mla"),
-        in_cache=probe.spec_of_kind(probe.MLA),
+        why="Beside a latent vector for each token they keep an index or a window of their own, "
+        "and need a GPU",
+        way_out="choose a model with plain latent attention, as DeepSeek-V2 and V3",
+        in_config=probe.sparse_mla,
+        in_cache=probe.special_mla,
     ),
     Rule(
         id="sliding-window",
@@ -67,9 +68,11 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
         option="sliding_window of the model",
         status="planned",
         why="The head of such a row is freed while the request runs",
-        way_out="set --disable-sliding-window (it shortens the context) or choose another model",
+        way_out="set --disable-hybrid-kv-cache-manager if some layers have full attention (those "
+        "with a window then keep their blocks too), else --disable-sliding-window (it shortens the "
+        "context)",
         in_config=probe.sliding_window,
-        in_cache=probe.windowed_spec,
+        in_cache=probe.spec_of_kind(probe.WINDOWED),
     ),
     Rule(
         id="mamba",
@@ -105,7 +108,8 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
         option="number of cache groups of the model",
         status="planned",
         why=_ONE_GROUP,
-        way_out="choose a model with one kind of attention",
+        way_out="set --disable-hybrid-kv-cache-manager if the layers differ in windows alone, or "
+        "choose a model with one kind of attention",
         in_cache=probe.group_count,
     ),
     Rule(

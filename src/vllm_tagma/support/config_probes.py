@@ -118,12 +118,21 @@ def prefix_match_unit(config: Any) -> str | None:
 
 
 def sliding_window(config: Any) -> str | None:
-    layers = attribute(config, "model_config.hf_text_config.layer_types") or ()
+    kinds = attribute(config, "model_config.hf_text_config.layer_types") or ()
+    layers = [str(kind) for kind in kinds]
     window = attribute(config, "model_config.hf_text_config.sliding_window")
-    if window is not None and (attribute(config, "cache_config.sliding_window") is not None):
+    if window is None:
+        return None
+    mixed = any("sliding" in kind for kind in layers)
+    if mixed and any("full" in kind for kind in layers) and _without_hybrid_manager(config):
+        return None  # vLLM then holds the layers with a window as those without
+    if attribute(config, "cache_config.sliding_window") is not None:
         return f"{window} tokens"
-    mixed = window is not None and any("sliding" in str(layer) for layer in layers)
     return f"{window} tokens in some layers" if mixed else None
+
+
+def _without_hybrid_manager(config: Any) -> bool:
+    return bool(attribute(config, "scheduler_config.disable_hybrid_kv_cache_manager"))
 
 
 def scheduler_class(config: Any) -> str | None:
@@ -214,15 +223,33 @@ CROSS = ("CrossAttentionSpec", "EncoderOnlyAttentionSpec")
 _NAMED = {*MLA, *WINDOWED, *MAMBA, *CROSS}
 
 
-def windowed_spec(cache: Any) -> str | None:
+def special_mla(cache: Any) -> str | None:
+    """Finds latent attention that keeps more, or something else, than one vector a token."""
     for group in _groups(cache):
         spec = group.kv_cache_spec
-        # With the hybrid manager off, windowed layers appear as full attention with a window.
-        for name in ("sliding_window", "attention_chunk_size"):
-            window = getattr(spec, name, None)
-            if type(spec).__name__ == "FullAttentionSpec" and window is not None:
-                return f"{name}={window} tokens"
-    return spec_of_kind(set(WINDOWED) - set(MLA))(cache)
+        name = type(spec).__name__
+        if not _lineage(spec) & set(MLA):
+            continue
+        if name != MLA[0]:
+            return name
+        role = getattr(spec, "cache_role", "sparse")
+        for field, value, plain in (
+            ("model_version", getattr(spec, "model_version", None), None),
+            ("alignment", getattr(spec, "alignment", None), None),
+            ("cache_role", getattr(role, "value", role), "sparse"),
+            ("tokens_per_state", getattr(spec, "tokens_per_state", 1), 1),
+            ("non_causal", getattr(spec, "non_causal", False), False),
+        ):
+            if value != plain:
+                return f"{name} with {field}={value}"
+    return None
+
+
+def sparse_mla(config: Any) -> str | None:
+    """Finds latent attention that chooses the tokens it looks at by an index."""
+    if attribute(config, "model_config.hf_text_config.index_topk") is None:
+        return None
+    return str(attribute(config, "model_config.architecture"))
 
 
 def other_spec(cache: Any) -> str | None:

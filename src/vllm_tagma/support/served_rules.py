@@ -107,6 +107,15 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        id="mla",
+        title="multi-head latent attention (MLA): DeepSeek-V2 and V3 and their like",
+        option="model architecture",
+        status="served",
+        why="one group of one kind; a block's latent vectors are copied as bytes. On a CPU vLLM "
+        "itself turns prefix caching and chunked prompts off for it",
+        proof=("tests/e2e/test_config_same_tokens.py::test_tokens_and_hits_are_stocks[mla]",),
+    ),
+    Rule(
         id="kv-events",
         title="KV-cache events",
         option="--kv-events-config",
