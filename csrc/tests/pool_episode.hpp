@@ -295,7 +295,11 @@ class Episode {
     if (chance(3)) blocks = below(held + 1);
     tagma::Demand demand = any_demand(blocks);
     if (chance(70)) demand.watermark = demand.reserved = demand.gate = 0;
-    pair_.grow(row, any_needs(demand), demand);
+    std::vector<tagma::Need> needs = any_needs(demand);
+    for (size_t g = 0; has_groups_ && g < num_groups(); ++g) {
+      if (extra_below(3) == 0) needs[g].skip = any_skip(row, g);
+    }
+    pair_.grow(row, needs, demand);
   }
 
   void publish() {
@@ -335,18 +339,23 @@ class Episode {
   }
 
   // Where steps are executed only what was written falls out of a window.
+  int32_t any_skip(size_t index, size_t group) {
+    const Row& row = pair_.rows[index];
+    const tagma::RangeList& blocks = row.blocks(group);
+    int32_t most = blocks.num_blocks();
+    if (in_steps_) {
+      most = std::min(most, pair_.worker.written(row.handle, static_cast<int32_t>(group)));
+    }
+    const int32_t count = aligned_down(extra_below(most + 1));
+    totals_.skipped += std::max(count - blocks.num_leading_nulls(), 0);
+    return count;
+  }
+
   void skip() {
     if (pair_.rows.empty()) return;
     const size_t index = any_row();
-    const Row& row = pair_.rows[index];
     const int32_t group = any_group();
-    const tagma::RangeList& blocks = row.blocks(static_cast<size_t>(group));
-    const int32_t most =
-        in_steps_ ? std::min(pair_.worker.written(row.handle, group), blocks.num_blocks())
-                  : blocks.num_blocks();
-    const int32_t count = aligned_down(extra_below(most + 1));
-    totals_.skipped += std::max(count - blocks.num_leading_nulls(), 0);
-    pair_.skip(index, group, count);
+    pair_.skip(index, group, any_skip(index, static_cast<size_t>(group)));
   }
 
   void free() {
