@@ -98,6 +98,6 @@ def _window_of(
         return WindowNeeds(
             spec.block_size, spec.sliding_window, max_in_flight_tokens, max_model_len
         )
-    if kind != "FullAttentionSpec":
+    if kind not in ("FullAttentionSpec", "MLAAttentionSpec"):
         support.refuse("other-attention", kind, option="cache group of the model")
     return None

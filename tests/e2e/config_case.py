@@ -77,7 +77,7 @@ def run_cases(
         settings.write_text(json.dumps({"backend": backend, "cases": written}))
         run = subprocess.run(
             [sys.executable, str(HERE / "config_engine_run.py"), str(settings), str(out)],
-            env={**environment, **dict(added)},
+            env={"PYTHONHASHSEED": "0", **environment, **dict(added)},  # hashes begin at it
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -124,12 +124,14 @@ def require_equal(
     preempts: bool = True,
     hits_when_moving: bool = True,
     same_steps: bool = True,
+    events: bool = False,
     workers: int = 1,
 ) -> None:
     """Both backends decided and computed the same in each pass, and the passes were not idle.
 
     Compared: tokens, finish reasons and cached tokens of each request, steps, preemptions, chunks,
-    counts of drafts and accepted drafts. ``caching``, ``preempts``: whether hits and preemptions
+    counts of drafts and accepted drafts, and with ``events`` what entered the prefix cache, as a
+    subscriber hears it. ``caching``, ``preempts``: whether hits and preemptions
     are expected. ``hits_when_moving``: False where the pool, full of relocated rows, evicts blocks
     ahead of their turn, as live moves may; then tokens alone are compared in the second pass.
     ``same_steps``: False where steps depend on the speed of something else. ``workers``: how many
@@ -150,11 +152,14 @@ def require_equal(
             for key in ("tokens", "finish") + (("cached",) if exact else ()):
                 assert ours["requests"][request][key] == theirs[key], f"{request}, blocks: {name}"
         for key in (
-            ("steps", "chunked_steps", "preemptions", "spec") if exact and same_steps else ()
+            ("steps", "chunked_steps", "preemptions", "spec", "stored")
+            if exact and same_steps
+            else ()
         ):
             assert ours[key] == stock[key], (
                 f"{key}, blocks: {name}: {ours[key]} and stock {stock[key]}"
             )
+        assert bool(stock["stored"]) == events
         for seen in (stock, ours):
             assert seen["usage_after_drain"] == 0.0
             assert seen["reset"] is True

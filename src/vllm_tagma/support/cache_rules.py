@@ -10,7 +10,7 @@ from typing import Final
 from vllm_tagma.support import config_probes as probe
 from vllm_tagma.support.rule import Rule
 
-_ONE_GROUP = "The manager holds one full-attention group"
+_ONE_GROUP = "The manager holds groups of attention layers"
 _DROP = "drop the option"
 
 CACHE_RULES: Final[tuple[Rule, ...]] = (
@@ -63,16 +63,34 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
         in_cache=probe.special_mla,
     ),
     Rule(
-        id="sliding-window",
-        title="sliding-window and chunked local attention",
+        id="chunked-local",
+        title="chunked local attention apart from full attention, and windows that keep more",
+        option="attention of the model",
+        status="planned",
+        why="The heads of such rows are freed by other rules than a window's",
+        way_out="set --disable-hybrid-kv-cache-manager, which is vLLM's default for chunked local "
+        "attention",
+        in_cache=probe.other_window,
+    ),
+    Rule(
+        id="window-transfer",
+        title="KV connectors beside sliding windows",
         option="sliding_window of the model",
         status="planned",
-        why="The head of such a row is freed while the request runs",
+        why="No test compares what a connector sends of a row whose head is freed",
         way_out="set --disable-hybrid-kv-cache-manager if some layers have full attention (those "
-        "with a window then keep their blocks too), else --disable-sliding-window (it shortens the "
-        "context)",
-        in_config=probe.sliding_window,
-        in_cache=probe.spec_of_kind(probe.WINDOWED),
+        "with a window then keep their blocks too), or drop --kv-transfer-config",
+        in_config=probe.window_beside("kv_transfer_config"),
+    ),
+    Rule(
+        id="window-speculation",
+        title="speculative decoding beside sliding windows",
+        option="sliding_window of the model",
+        status="planned",
+        why="No test compares drafts whose tokens fall out of a window",
+        way_out="drop --speculative-config, or set --disable-hybrid-kv-cache-manager if some "
+        "layers have full attention",
+        in_config=probe.window_beside("speculative_config"),
     ),
     Rule(
         id="mamba",
@@ -98,19 +116,19 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
         title="kinds of KV cache other than plain full attention",
         option="attention of the model",
         status="planned",
-        why=f"{_ONE_GROUP}, of exactly the kind FullAttentionSpec",
+        why="Each kind has rules of its own for what a row keeps",
         way_out="choose a model with plain full attention",
         in_cache=probe.other_spec,
     ),
     Rule(
         id="cache-groups",
-        title="more or fewer than one KV-cache group",
+        title="KV-cache groups whose blocks differ in size",
         option="number of cache groups of the model",
         status="planned",
-        why=_ONE_GROUP,
+        why="All groups take their blocks from one pool, block for block",
         way_out="set --disable-hybrid-kv-cache-manager if the layers differ in windows alone, or "
-        "choose a model with one kind of attention",
-        in_cache=probe.group_count,
+        "choose another model",
+        in_cache=probe.group_sizes,
     ),
     Rule(
         id="special-group",

@@ -117,22 +117,29 @@ def prefix_match_unit(config: Any) -> str | None:
     return None if unit in (None, block_size) else f"{unit} with a block size of {block_size}"
 
 
-def sliding_window(config: Any) -> str | None:
+def _window(config: Any) -> str | None:
+    """The window of a model in whose cache some or all layers have one, as vLLM holds them."""
     kinds = attribute(config, "model_config.hf_text_config.layer_types") or ()
     layers = [str(kind) for kind in kinds]
     window = attribute(config, "model_config.hf_text_config.sliding_window")
     if window is None:
         return None
     mixed = any("sliding" in kind for kind in layers)
-    if mixed and any("full" in kind for kind in layers) and _without_hybrid_manager(config):
+    alone = attribute(config, "scheduler_config.disable_hybrid_kv_cache_manager")
+    if mixed and any("full" in kind for kind in layers) and alone:
         return None  # vLLM then holds the layers with a window as those without
     if attribute(config, "cache_config.sliding_window") is not None:
         return f"{window} tokens"
     return f"{window} tokens in some layers" if mixed else None
 
 
-def _without_hybrid_manager(config: Any) -> bool:
-    return bool(attribute(config, "scheduler_config.disable_hybrid_kv_cache_manager"))
+def window_beside(path: str) -> Find:
+    """Finds a window while the object at ``path`` is present."""
+
+    def find(config: Any) -> str | None:
+        return None if attribute(config, path) is None else _window(config)
+
+    return find
 
 
 def scheduler_class(config: Any) -> str | None:
@@ -194,9 +201,25 @@ def _groups(cache: Any) -> list[Any]:
     return list(cache.kv_cache_groups)
 
 
-def group_count(cache: Any) -> str | None:
-    count = len(_groups(cache))
-    return None if count == 1 else str(count)
+def group_sizes(cache: Any) -> str | None:
+    groups = _groups(cache)
+    sizes = sorted({group.kv_cache_spec.block_size for group in groups})
+    if not groups:
+        return "0"
+    return None if len(sizes) == 1 else f"{len(groups)}, with blocks of {sizes} tokens"
+
+
+def other_window(cache: Any) -> str | None:
+    """Finds windows that are not plain: chunks, rings, tokens kept beyond the window."""
+    for group in _groups(cache):
+        spec = group.kv_cache_spec
+        kept = getattr(spec, "extra_retained_tokens", 0)
+        if _lineage(spec) & {*WINDOWED} and not _lineage(spec) & {*MLA}:
+            if type(spec).__name__ != "SlidingWindowSpec":
+                return type(spec).__name__
+            if kept:
+                return f"SlidingWindowSpec with extra_retained_tokens={kept}"
+    return None
 
 
 def _lineage(spec: Any) -> set[str]:
