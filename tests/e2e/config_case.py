@@ -151,11 +151,8 @@ def require_equal(
         for request, theirs in stock["requests"].items():
             for key in ("tokens", "finish") + (("cached",) if exact else ()):
                 assert ours["requests"][request][key] == theirs[key], f"{request}, blocks: {name}"
-        for key in (
-            ("steps", "chunked_steps", "preemptions", "spec", "stored")
-            if exact and same_steps
-            else ()
-        ):
+        compared = ("steps", "chunked_steps", "preemptions", "spec", "stored")
+        for key in compared if exact and same_steps else ():
             assert ours[key] == stock[key], (
                 f"{key}, blocks: {name}: {ours[key]} and stock {stock[key]}"
             )

@@ -62,17 +62,6 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "int8-weights": lambda folder: Case(
         model=tiny_models.int8_llama(folder), engine={"dtype": "bfloat16"}
     ),
-    # vLLM's kernel for CPUs wants blocks of 16 tokens, whole prompts and no prefix cache.
-    "mla": lambda folder: Case(
-        model=tiny_models.mla_deepseek(folder),
-        engine={
-            "block_size": 16,
-            "num_gpu_blocks_override": 32,
-            "max_num_batched_tokens": 512,
-            "enable_prefix_caching": False,
-        },
-        workload={"stutter": False},
-    ),
 }
 
 
@@ -100,7 +89,7 @@ def test_tokens_and_hits_are_stocks(name: str, reports: dict[str, Reports]) -> N
     # them hits have to be equal, moved or not.
     require_equal(
         reports[name],
-        caching=name not in ("no-prefix-caching", "mla"),
+        caching=name != "no-prefix-caching",
         preempts=not compiled and name != "lora-with-room",
         hits_when_moving=name != "lora",
         same_steps=not compiled,

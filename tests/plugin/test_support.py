@@ -190,7 +190,12 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
         "model architecture is LlamaForCausalLM",
     ),
     "mamba": ("model_config.is_hybrid", True, "model architecture is LlamaForCausalLM"),
-    "sliding-window": ("cache_config.sliding_window", 128, "sliding_window of the model is 128"),
+    "window-transfer": ("kv_transfer_config", object(), "sliding_window of the model is 128"),
+    "window-speculation": (
+        "speculative_config",
+        _drafts("ngram"),
+        "sliding_window of the model is 128",
+    ),
     "engram": ("engram_config", object(), "--engram-config is set"),
     "sparse-indexer": (
         "attention_config.minimax_m3_indexer_cp",
@@ -216,9 +221,14 @@ def _cache(*specs: Any, group: dict[str, Any] | None = None, **changes: Any) -> 
     return kv.KVCacheConfig(num_blocks=16, kv_cache_tensors=[], kv_cache_groups=groups, **changes)
 
 
-def _windowed() -> kv.SlidingWindowSpec:
-    return kv.SlidingWindowSpec(
-        block_size=32, num_kv_heads=2, head_size=32, dtype=torch.bfloat16, sliding_window=128
+def _windowed(**changes: Any) -> kv.SlidingWindowSpec:
+    base = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+    return kv.SlidingWindowSpec(**{**base, "sliding_window": 128, **changes})
+
+
+def _chunked() -> kv.ChunkedLocalAttentionSpec:
+    return kv.ChunkedLocalAttentionSpec(
+        block_size=32, num_kv_heads=2, head_size=32, dtype=torch.bfloat16, attention_chunk_size=64
     )
 
 
@@ -243,7 +253,11 @@ def _sink() -> kv.SinkFullAttentionSpec:
 
 CACHES: list[tuple[str, Callable[[], Any], str]] = [
     ("cache-groups", lambda: _cache(), "number of cache groups of the model is 0"),
-    ("cache-groups", lambda: _cache(_full(), _full()), "number of cache groups of the model is 2"),
+    (
+        "cache-groups",
+        lambda: _cache(_full(), _windowed(block_size=64)),
+        "number of cache groups of the model is 2, with blocks of [32, 64] tokens",
+    ),
     (
         "sparse-mla",
         lambda: _cache(_mla(cache_role=kv.SparseCacheRole.INDEXER)),
@@ -251,7 +265,12 @@ CACHES: list[tuple[str, Callable[[], Any], str]] = [
     ),
     ("sparse-mla", lambda: _cache(_mla(model_version="deepseek_v4")), "model_version=deepseek_v4"),
     ("sparse-mla", lambda: _cache(_mla(alignment=576)), "with alignment=576"),
-    ("sliding-window", lambda: _cache(_windowed()), "is SlidingWindowSpec"),
+    ("chunked-local", lambda: _cache(_full(), _chunked()), "is ChunkedLocalAttentionSpec"),
+    (
+        "chunked-local",
+        lambda: _cache(_windowed(extra_retained_tokens=2)),
+        "is SlidingWindowSpec with extra_retained_tokens=2",
+    ),
     ("mamba", lambda: _cache(_mamba()), "model architecture is MambaSpec"),
     ("zeroing", lambda: _cache(_mamba()), "zeroing of new blocks is required"),
     ("cross-attention", lambda: _cache(_cross()), "is CrossAttentionSpec"),
@@ -338,8 +357,9 @@ IN_MODELS = {"sparse-mla"}  # attributes of a model's own configuration
 def test_attributes_are_refused(vllm_config: ConfigFactory, rule_id: str) -> None:
     path, wrong, value = BY_ATTRIBUTE[rule_id]
     config = vllm_config()
-    if rule_id == "sliding-window":
+    if rule_id in ("window-transfer", "window-speculation"):
         config = _with_attribute(config, "model_config.hf_text_config.sliding_window", 128)
+        config = _with_attribute(config, "cache_config.sliding_window", 128)
     if rule_id == "kv-connector-gpu":
         config = _on_a_gpu(config)
     owner, _, name = path.rpartition(".")
@@ -349,16 +369,18 @@ def test_attributes_are_refused(vllm_config: ConfigFactory, rule_id: str) -> Non
     _assert_message(findings, rule_id, value)
 
 
-def test_interleaved_windows_are_refused(vllm_config: ConfigFactory) -> None:
-    config = _with_attribute(vllm_config(), "model_config.hf_text_config.sliding_window", 512)
+def test_interleaved_windows_are_found(vllm_config: ConfigFactory) -> None:
+    """Of what windows are not served with: here drafts."""
+    config = _with_attribute(vllm_config(), "speculative_config", _drafts("ngram"))
+    config = _with_attribute(config, "model_config.hf_text_config.sliding_window", 512)
     assert support.explain(config) == []  # a window that no layer uses
     layers = ["full_attention", "sliding_attention"]
     config = _with_attribute(config, "model_config.hf_text_config.layer_types", layers)
-    _assert_message(support.explain(config), "sliding-window", "512 tokens in some layers")
+    _assert_message(support.explain(config), "window-speculation", "512 tokens in some layers")
     alone = _with_attribute(config, "scheduler_config.disable_hybrid_kv_cache_manager", True)
     assert support.explain(alone) == []
     layers.remove("full_attention")  # with windows alone vLLM keeps a window group all the same
-    _assert_message(support.explain(alone), "sliding-window", "512 tokens in some layers")
+    _assert_message(support.explain(alone), "window-speculation", "512 tokens in some layers")
 
 
 @pytest.mark.parametrize(("rule_id", "make", "value"), CACHES)
@@ -489,10 +511,16 @@ def test_a_refusal_from_the_cache_stops_too(vllm_config: ConfigFactory) -> None:
         support.require_supported(vllm_config(), _cache(_sink()))
 
 
-def test_one_group_is_enough() -> None:
-    """Latent vectors, and layers with windows that keep all their blocks, are rows like others."""
-    for spec in (_mla(), _full(sliding_window=64), _full(attention_chunk_size=64)):
-        assert support.explain(None, _cache(spec)) == []
+def test_these_caches_are_served() -> None:
+    """Latent vectors; layers with windows that keep all their blocks, or let go of them."""
+    for specs in (
+        (_mla(),),
+        (_full(sliding_window=64),),
+        (_full(attention_chunk_size=64),),
+        (_windowed(),),
+        (_windowed(), _full(), _windowed(sliding_window=64)),
+    ):
+        assert support.explain(None, _cache(*specs)) == []
 
 
 @pytest.mark.parametrize(("rule_id", "cache", "value"), CACHES)

@@ -52,57 +52,6 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
         in_config=probe.model_is("model_config.is_attention_free"),
     ),
     Rule(
-        id="sparse-mla",
-        title="latent attention with an index or with a window (DeepSeek-V3.2, V4)",
-        option="model architecture",
-        status="planned",
-        why="Beside a latent vector for each token they keep an index or a window of their own, "
-        "and need a GPU",
-        way_out="choose a model with plain latent attention, as DeepSeek-V2 and V3",
-        in_config=probe.sparse_mla,
-        in_cache=probe.special_mla,
-    ),
-    Rule(
-        id="chunked-local",
-        title="chunked local attention apart from full attention, and windows that keep more",
-        option="attention of the model",
-        status="planned",
-        why="The heads of such rows are freed by other rules than a window's",
-        way_out="set --disable-hybrid-kv-cache-manager, which is vLLM's default for chunked local "
-        "attention",
-        in_cache=probe.other_window,
-    ),
-    Rule(
-        id="window-transfer",
-        title="KV connectors beside sliding windows",
-        option="sliding_window of the model",
-        status="planned",
-        why="No test compares what a connector sends of a row whose head is freed",
-        way_out="set --disable-hybrid-kv-cache-manager if some layers have full attention (those "
-        "with a window then keep their blocks too), or drop --kv-transfer-config",
-        in_config=probe.window_beside("kv_transfer_config"),
-    ),
-    Rule(
-        id="window-speculation",
-        title="speculative decoding beside sliding windows",
-        option="sliding_window of the model",
-        status="planned",
-        why="No test compares drafts whose tokens fall out of a window",
-        way_out="drop --speculative-config, or set --disable-hybrid-kv-cache-manager if some "
-        "layers have full attention",
-        in_config=probe.window_beside("speculative_config"),
-    ),
-    Rule(
-        id="mamba",
-        title="Mamba and hybrid models",
-        option="model architecture",
-        status="planned",
-        why="State caches are not addressed by token",
-        way_out="choose a model with full attention",
-        in_config=probe.model_is("model_config.is_hybrid"),
-        in_cache=probe.spec_of_kind(probe.MAMBA),
-    ),
-    Rule(
         id="cross-attention",
         title="cross attention and encoder-only attention",
         option="attention of the model",
@@ -119,16 +68,6 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
         why="Each kind has rules of its own for what a row keeps",
         way_out="choose a model with plain full attention",
         in_cache=probe.other_spec,
-    ),
-    Rule(
-        id="cache-groups",
-        title="KV-cache groups whose blocks differ in size",
-        option="number of cache groups of the model",
-        status="planned",
-        why="All groups take their blocks from one pool, block for block",
-        way_out="set --disable-hybrid-kv-cache-manager if the layers differ in windows alone, or "
-        "choose another model",
-        in_cache=probe.group_sizes,
     ),
     Rule(
         id="special-group",

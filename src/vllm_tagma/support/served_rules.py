@@ -80,7 +80,7 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         title="multimodal inputs and cache salts",
         option="mm_processor_kwargs, cache_salt",
         status="served",
-        why="also part of the block hashes; the model must be full attention",
+        why="also part of the block hashes",
         proof=(
             "tests/manager/test_prefix_semantics.py::test_each_identity_hits_itself_only",
             "tests/manager/test_prefix_semantics.py::test_an_image_parts_prompts_only_from_its_block_on",
@@ -105,15 +105,6 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         proof=(
             "tests/e2e/test_config_same_tokens.py::test_tokens_and_hits_are_stocks[int8-weights]",
         ),
-    ),
-    Rule(
-        id="mla",
-        title="multi-head latent attention (MLA): DeepSeek-V2 and V3 and their like",
-        option="model architecture",
-        status="served",
-        why="one group of one kind; a block's latent vectors are copied as bytes. On a CPU vLLM "
-        "itself turns prefix caching and chunked prompts off for it",
-        proof=("tests/e2e/test_config_same_tokens.py::test_tokens_and_hits_are_stocks[mla]",),
     ),
     Rule(
         id="kv-events",
