@@ -54,7 +54,6 @@ FAMILIES = {
     "gpt-oss": Family(
         tiny_models.mixed_gptoss, [[_WINDOW, 2], [_FULL, 2]], {"num_gpu_blocks_override": 28}
     ),
-    "gemma3-alone": Family(tiny_models.mixed_gemma3, [[_FULL, 6]], _ALONE),
     "gpt-oss-alone": Family(tiny_models.mixed_gptoss, [[_FULL, 4]], _ALONE),
     "llama4-alone": Family(tiny_models.mixed_llama4, [[_FULL, 4]], _ALONE),
 }

@@ -45,11 +45,7 @@ MODEL_RULES: Final[tuple[Rule, ...]] = (
         option="--disable-hybrid-kv-cache-manager",
         status="served",
         why="vLLM then keeps the blocks of all layers as it does those of full attention",
-        proof=(
-            f"{_SHOWN}[gemma3-alone]",
-            f"{_SHOWN}[gpt-oss-alone]",
-            f"{_SHOWN}[llama4-alone]",
-        ),
+        proof=(f"{_SHOWN}[gpt-oss-alone]", f"{_SHOWN}[llama4-alone]"),
     ),
     # ---- not served ----
     Rule(
