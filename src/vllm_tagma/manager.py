@@ -11,14 +11,12 @@ state that is not there. Instead, unknown constructor arguments and unknown attr
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from vllm_tagma import support
-from vllm_tagma._native import NULL_BLOCK
 from vllm_tagma.blocks import NO_RANGES, TagmaKVCacheBlocks
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.core_pool import new_pool
@@ -27,7 +25,6 @@ from vllm_tagma.events import EventLog
 from vllm_tagma.group_rows import Demand, GroupRows
 from vllm_tagma.observers import Observers
 from vllm_tagma.request_row import RequestRow
-from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.served_arguments import require_served
 from vllm_tagma.stand_ins import BlockPool, Coordinator, Group
 from vllm_tagma.transfer_contract import TransferContract
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-    from vllm_tagma._native import BlockRanges
 
 # Under vLLM's logger: its handlers and level apply, a logger of our own would stay silent.
 _logger = logging.getLogger("vllm.tagma.manager")
@@ -386,76 +382,14 @@ class TagmaKVCacheManager(TransferContract):
 
     # --- what the scheduler reads -----------------------------------------------------------------
 
-    def _num_held(self, request_id: str) -> int:
-        row = self._rows.get(request_id)
-        return 0 if row is None else row.held_blocks
-
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Block ids of a request's row in each group, fresh lists. O(blocks)."""
-        return tuple(row.ids() for row in self._row_blocks(request_id))
-
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Deprecated in vLLM; zero for each group."""
         return [0] * self.num_kv_cache_groups
-
-    def estimate_cached_tokens(self, request: Request) -> int:
-        """Tokens up to the last block of the request's row that is in the prefix cache, in the
-        group where they are fewest.
-
-        O(ranges), plus the published blocks that were withdrawn since or never cached.
-        """
-        row = self._rows.get(request.request_id)
-        if row is None:
-            return 0
-        last = (
-            self._last_cached(blocks.truncated(row.published_blocks))
-            for blocks in self._row_blocks(request.request_id)
-        )
-        return min(last) * self.block_size
-
-    def _last_cached(self, row: BlockRanges) -> int:
-        """Blocks up to the last one that is in the prefix cache."""
-        blocks = len(row)
-        for start, count in reversed(row.ranges()):
-            if start == NULL_BLOCK:
-                return 0  # nothing lies in front of null blocks
-            for block_id in reversed(range(start, start + count)):
-                if self.pool.is_cached(block_id):
-                    return blocks
-                blocks -= 1
-        return 0
 
     def take_kv_cache_block_copies(self) -> tuple[list[tuple[int, int]], list[Any]]:
         """Block copies (from, to) for the worker to make before the step's forward pass, all
         sources read before a destination is written; and the blocks they retain: none."""
         return self.pool.take_copies(), []
-
-    def take_row_updates(self, whole: Collection[str]) -> list[RowUpdate]:
-        """What changed in rows since the last call, for the workers.
-
-        Requests in ``whole`` get their whole rows (new, resumed and streamed ones, which the
-        workers do not know or know otherwise), all others the end that changed, if one did.
-        O(ranges of both).
-        """
-        updates: list[RowUpdate] = []
-        sent: set[tuple[str, int]] = set()
-        changes = self.pool.take_row_updates()
-        if self.connected:
-            changes = [change for change in changes if not self._is_receiving(change[0])]
-        for handle, group, first_block, ranges in changes:
-            request_id = self._request_of[handle]
-            if request_id in whole:
-                if first_block:
-                    continue
-                sent.add((request_id, group))
-            updates.append(RowUpdate(request_id, group, first_block, ranges))
-        for request_id in whole:
-            if request_id not in self._rows:  # it has ended in the meantime
-                continue
-            for group, blocks in enumerate(self._row_blocks(request_id)):
-                if (request_id, group) not in sent:
-                    updates.append(RowUpdate(request_id, group, 0, blocks))
-        return updates
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
         """Mamba states for a connector: none."""
@@ -492,12 +426,6 @@ class TagmaKVCacheManager(TransferContract):
             return None
         stats, self.prefix_cache_stats = self.prefix_cache_stats, PrefixCacheStats()
         return stats
-
-    def num_ranges(self, request_id: str) -> tuple[int, ...]:
-        """Ranges of a request's row in each group, runs of null blocks not counted; 0 for an
-        unknown request."""
-        rows = self._row_blocks(request_id)
-        return tuple(sum(start != NULL_BLOCK for start, _ in row.ranges()) for row in rows)
 
     def check_invariants(self) -> None:
         """Checks the laws of ``docs/invariants.md``; raises :class:`InvariantError`. O(blocks)."""

@@ -25,14 +25,14 @@ left behind.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from vllm_tagma.blocks import ConnectorBlocks, TagmaKVCacheBlocks
+from vllm_tagma.blocks import TagmaKVCacheBlocks
+from vllm_tagma.row_contract import RowContract
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from vllm_tagma._native import BlockRanges, Pool
     from vllm_tagma.group_rows import GroupRows
     from vllm_tagma.observers import Observers
     from vllm_tagma.request_row import Hold, RequestRow
@@ -44,15 +44,9 @@ class LeavingRow(NamedTuple):
     pins: tuple[int, ...]
 
 
-class TransferContract:
+class TransferContract(RowContract):
     """The part of the manager that only KV connectors need."""
 
-    block_size: int
-    num_kv_cache_groups: int
-    empty_kv_cache_blocks: TagmaKVCacheBlocks
-    pool: Pool
-    _rows: dict[str, RequestRow]
-    _request_of: dict[int, str]
     _observers: Observers
     _group_rows: GroupRows | None
 
@@ -86,14 +80,6 @@ class TransferContract:
         """Mamba states of a finished request: none."""
         del request
         return []
-
-    def get_block_ids_for_computed_tokens(
-        self, request_id: str, num_computed_tokens: int
-    ) -> tuple[list[int], ...]:
-        """Block ids that hold the first ``num_computed_tokens`` tokens. O(blocks)."""
-        blocks = -(-num_computed_tokens // self.block_size)
-        rows = self._row_blocks(request_id)
-        return tuple(row.truncated(min(blocks, len(row))).ids() for row in rows)
 
     def remove_skipped_blocks(
         self,
@@ -141,10 +127,6 @@ class TransferContract:
         if row is not None:
             self._pin(row, "sending")
 
-    def _is_receiving(self, handle: int) -> bool:
-        """The request of this row has not run yet, so no worker knows it."""
-        return self._rows[self._request_of[handle]].hold == "receiving"
-
     def _pin(self, row: RequestRow, hold: Hold) -> None:
         """Pins the whole row as it is now, in place of what was pinned of it before."""
         self._unpin(row)
@@ -159,25 +141,6 @@ class TransferContract:
         for pin in row.pins:
             self.pool.unpin(pin)
         row.pins, row.hold = (), ""
-
-    # --- rows as connectors see them --------------------------------------------------------------
-
-    def _row_blocks(self, request_id: str) -> tuple[BlockRanges, ...]:
-        """A request's row in each group; empty for an unknown request."""
-        row = self._rows.get(request_id)
-        if row is None:
-            return self.empty_kv_cache_blocks.blocks
-        if self.num_kv_cache_groups == 1:
-            return (self.pool.row_blocks(row.handle),)
-        groups = range(self.num_kv_cache_groups)
-        return tuple(self.pool.row_blocks(row.handle, group) for group in groups)
-
-    def get_blocks(self, request_id: str) -> Any:
-        """A request's row, hits included; empty for an unknown request. O(ranges)."""
-        blocks = self._row_blocks(request_id)
-        if self.connected:
-            return ConnectorBlocks(blocks, self.pool)
-        return TagmaKVCacheBlocks(blocks)
 
     # --- laws -------------------------------------------------------------------------------------
 
