@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import tiny_models
+import torch
 from config_case import Case, Reports, require_equal, run_cases, selected
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -57,6 +58,10 @@ FAMILIES = {
     "gpt-oss-alone": Family(tiny_models.mixed_gptoss, [[_FULL, 4]], _ALONE),
     "llama4-alone": Family(tiny_models.mixed_llama4, [[_FULL, 4]], _ALONE),
 }
+if torch.cpu._is_amx_tile_supported():  # then vLLM keeps a prefix cache and chunks of prompts
+    FAMILIES["latent-amx"] = Family(
+        tiny_models.mla_deepseek, [["MLAAttentionSpec", 2]], {"dtype": "bfloat16"}
+    )
 
 
 @pytest.fixture(scope="module")
