@@ -39,11 +39,8 @@ class Family(NamedTuple):
     caching: bool = True
 
 
-def _groups(**layers: int) -> list[list[Any]]:
-    return [[f"{kind}Spec", number] for kind, number in layers.items()]
-
-
 _WINDOW, _FULL = "SlidingWindowSpec", "FullAttentionSpec"
+_CHUNK = "ChunkedLocalAttentionSpec"
 FAMILIES = {
     "latent": Family(tiny_models.mla_deepseek, [["MLAAttentionSpec", 2]], _LATENT, caching=False),
     "window": Family(tiny_models.window_mistral, [[_WINDOW, 2]], {"num_gpu_blocks_override": 16}),
@@ -55,8 +52,10 @@ FAMILIES = {
     "gpt-oss": Family(
         tiny_models.mixed_gptoss, [[_WINDOW, 2], [_FULL, 2]], {"num_gpu_blocks_override": 28}
     ),
+    "llama4": Family(
+        tiny_models.mixed_llama4, [[_CHUNK, 2], [_FULL, 2]], {"num_gpu_blocks_override": 28}
+    ),
     "gpt-oss-alone": Family(tiny_models.mixed_gptoss, [[_FULL, 4]], _ALONE),
-    "llama4-alone": Family(tiny_models.mixed_llama4, [[_FULL, 4]], _ALONE),
 }
 if torch.cpu._is_amx_tile_supported():  # then vLLM keeps a prefix cache and chunks of prompts
     FAMILIES["latent-amx"] = Family(

@@ -226,10 +226,9 @@ def _windowed(**changes: Any) -> kv.SlidingWindowSpec:
     return kv.SlidingWindowSpec(**{**base, "sliding_window": 128, **changes})
 
 
-def _chunked() -> kv.ChunkedLocalAttentionSpec:
-    return kv.ChunkedLocalAttentionSpec(
-        block_size=32, num_kv_heads=2, head_size=32, dtype=torch.bfloat16, attention_chunk_size=64
-    )
+def _chunked(**changes: Any) -> kv.ChunkedLocalAttentionSpec:
+    base = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+    return kv.ChunkedLocalAttentionSpec(**{**base, "attention_chunk_size": 64, **changes})
 
 
 def _mla(**changes: Any) -> kv.MLAAttentionSpec:
@@ -265,9 +264,14 @@ CACHES: list[tuple[str, Callable[[], Any], str]] = [
     ),
     ("sparse-mla", lambda: _cache(_mla(model_version="deepseek_v4")), "model_version=deepseek_v4"),
     ("sparse-mla", lambda: _cache(_mla(alignment=576)), "with alignment=576"),
-    ("chunked-local", lambda: _cache(_full(), _chunked()), "is ChunkedLocalAttentionSpec"),
+    ("other-windows", lambda: _cache(_chunked()), "is ChunkedLocalAttentionSpec in every layer"),
     (
-        "chunked-local",
+        "other-windows",
+        lambda: _cache(_full(), _chunked(attention_chunk_size=48)),
+        "is ChunkedLocalAttentionSpec with chunks of 48 tokens and blocks of 32",
+    ),
+    (
+        "other-windows",
         lambda: _cache(_windowed(extra_retained_tokens=2)),
         "is SlidingWindowSpec with extra_retained_tokens=2",
     ),
@@ -519,6 +523,7 @@ def test_these_caches_are_served() -> None:
         (_full(attention_chunk_size=64),),
         (_windowed(),),
         (_windowed(), _full(), _windowed(sliding_window=64)),
+        (_chunked(), _full()),
     ):
         assert support.explain(None, _cache(*specs)) == []
 

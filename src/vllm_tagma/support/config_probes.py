@@ -210,15 +210,24 @@ def group_sizes(cache: Any) -> str | None:
 
 
 def other_window(cache: Any) -> str | None:
-    """Finds windows that are not plain: chunks, rings, tokens kept beyond the window."""
+    """Finds windows that are not plain: rings, tokens kept beyond the window, chunks that end
+    inside a block or that no full attention stands beside."""
+    full = spec_of_kind(("FullAttentionSpec",))(cache)
     for group in _groups(cache):
         spec = group.kv_cache_spec
-        kept = getattr(spec, "extra_retained_tokens", 0)
-        if _lineage(spec) & {*WINDOWED} and not _lineage(spec) & {*MLA}:
-            if type(spec).__name__ != "SlidingWindowSpec":
-                return type(spec).__name__
-            if kept:
-                return f"SlidingWindowSpec with extra_retained_tokens={kept}"
+        name = type(spec).__name__
+        if not _lineage(spec) & {*WINDOWED} or _lineage(spec) & {*MLA}:
+            continue
+        if name == "ChunkedLocalAttentionSpec":
+            chunk, block_size = spec.attention_chunk_size, spec.block_size
+            if chunk % block_size:
+                return f"{name} with chunks of {chunk} tokens and blocks of {block_size}"
+            if full is None:
+                return f"{name} in every layer"
+        elif name != "SlidingWindowSpec":
+            return name
+        elif kept := getattr(spec, "extra_retained_tokens", 0):
+            return f"{name} with extra_retained_tokens={kept}"
     return None
 
 

@@ -33,19 +33,25 @@ MODEL_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         id="mixed-windows",
-        title="layers with a window beside layers without: Gemma, gpt-oss and their like",
+        title="layers with a window, or chunked local attention, beside layers without: Gemma, "
+        "gpt-oss, Llama 4 and their like",
         option="number of cache groups of the model",
         status="served",
         why="each KV-cache group has a row for each request, and all take blocks from one pool",
-        proof=(f"{_SHOWN}[gemma3]", f"{_SHOWN}[gpt-oss]"),
+        proof=(
+            f"{_SHOWN}[gemma3]",
+            f"{_SHOWN}[gpt-oss]",
+            f"{_SHOWN}[llama4]",
+            "tests/manager/differential/test_group_traces.py::test_traces",
+        ),
     ),
     Rule(
         id="without-hybrid-manager",
-        title="the same, and chunked local attention (Llama 4), as one group",
+        title="the same as one group",
         option="--disable-hybrid-kv-cache-manager",
         status="served",
         why="vLLM then keeps the blocks of all layers as it does those of full attention",
-        proof=(f"{_SHOWN}[gpt-oss-alone]", f"{_SHOWN}[llama4-alone]"),
+        proof=(f"{_SHOWN}[gpt-oss-alone]",),
     ),
     # ---- not served ----
     Rule(
@@ -60,12 +66,12 @@ MODEL_RULES: Final[tuple[Rule, ...]] = (
         in_cache=probe.special_mla,
     ),
     Rule(
-        id="chunked-local",
-        title="chunked local attention apart from full attention, and windows that keep more",
+        id="other-windows",
+        title="chunked local attention without full attention, other kinds of windows",
         option="attention of the model",
         status="planned",
-        why="The heads of such rows are freed by other rules than a window's",
-        way_out=f"{_ALONE} (the others then keep their blocks too)",
+        why="vLLM takes and frees the blocks of such rows by rules that no test compares",
+        way_out=f"{_ALONE} (the others then keep their blocks too), or choose another model",
         in_cache=probe.other_window,
     ),
     Rule(
