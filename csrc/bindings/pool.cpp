@@ -30,7 +30,9 @@ tagma::GroupKind kind_of(const char* name) {
   if (kind == "prefix") return tagma::GroupKind::kPrefix;
   if (kind == "window") return tagma::GroupKind::kWindow;
   if (kind == "state") return tagma::GroupKind::kState;
-  throw UsageError(tagma::message("group kind '", name, "' is none of prefix, window, state"));
+  if (kind == "chunk") return tagma::GroupKind::kChunk;
+  throw UsageError(
+      tagma::message("group kind '", name, "' is none of prefix, window, state, chunk"));
 }
 
 // Reads (kind, window_blocks, align_blocks) of each group.

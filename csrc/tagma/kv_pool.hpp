@@ -61,12 +61,16 @@ class KvPool {
   // What the cache has of at most `max_blocks` blocks, by the kind of the group; key_at(i) gives
   // the i-th block's key. No side effect: recency is refreshed when a hit is adopted. A hit in so
   // many ranges that the rest of the row might not fit under the cap is cut short. O(blocks hit),
-  // for windows and states O(max_blocks).
+  // for windows and states O(max_blocks), for
+  // chunks O(chunk).
   template <typename KeyAt>
   RangeList lookup(int32_t group, KeyAt&& key_at, int32_t max_blocks) const {
     const GroupSpec& spec = spec_of(group);
-    if (store_.index().size() == 0) return {};
     const int32_t cap = extender_.max_hit_ranges();
+    if (spec.kind == GroupKind::kChunk) {
+      return last_chunk(store_.index(), group, max_blocks, spec.window_blocks, cap, key_at);
+    }
+    if (store_.index().size() == 0) return {};
     if (num_groups() == 1 && spec.kind == GroupKind::kPrefix) {
       return longest_prefix<false>(store_.index(), group, max_blocks, spec.align_blocks, cap,
                                    key_at);

@@ -110,10 +110,13 @@ class Episode {
     std::vector<tagma::GroupSpec> groups(2 + static_cast<size_t>(extra_below(2)));
     for (size_t g = 0; g < groups.size(); ++g) {
       if (g > 0 || extra_below(5) == 0) {
-        groups[g].kind = static_cast<tagma::GroupKind>(extra_below(3));
+        groups[g].kind = static_cast<tagma::GroupKind>(extra_below(4));
       }
-      if (groups[g].kind == tagma::GroupKind::kWindow) groups[g].window_blocks = 1 + extra_below(5);
-      groups[g].align_blocks = 1 + extra_below(2) * extra_below(4);
+      const bool chunks = groups[g].kind == tagma::GroupKind::kChunk;
+      if (chunks || groups[g].kind == tagma::GroupKind::kWindow) {
+        groups[g].window_blocks = 1 + extra_below(5);
+      }
+      if (!chunks) groups[g].align_blocks = 1 + extra_below(2) * extra_below(4);
     }
     return groups;
   }

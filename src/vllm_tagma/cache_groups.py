@@ -1,7 +1,8 @@
 """The KV-cache groups of a model, as the manager needs them: rules of each, and what they share.
 
 All groups take blocks of one size from one pool. Full attention keeps every block of a row; a
-window lets go of the head while its request runs (``group_needs.py``).
+window (sliding, or chunks of local attention) lets go of the head while its request runs
+(``group_needs.py``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_tagma import support
 from vllm_tagma.group_hits import LookupGroup
-from vllm_tagma.group_needs import WindowNeeds
+from vllm_tagma.group_needs import ChunkNeeds, HeadNeeds, WindowNeeds
 from vllm_tagma.group_spec import GroupSpec
 
 if TYPE_CHECKING:
@@ -21,14 +22,12 @@ class CacheGroup(NamedTuple):
     """One group. ``window``: how its rows lose their heads; None for full attention."""
 
     spec: KVCacheSpec
-    window: WindowNeeds | None
+    window: HeadNeeds | None
 
     @property
     def pool_group(self) -> GroupSpec:
         """The group as the core knows it."""
-        if self.window is None:
-            return GroupSpec()
-        return GroupSpec("window", self.window.hit_blocks)
+        return GroupSpec() if self.window is None else self.window.pool_group
 
 
 class CacheGroups(NamedTuple):
@@ -71,11 +70,6 @@ class CacheGroups(NamedTuple):
         """One full-attention group: no head is ever skipped, and every full block is cached."""
         return len(self.groups) == 1 and self.groups[0].window is None
 
-    @property
-    def windows(self) -> list[tuple[int, WindowNeeds]]:
-        """Number and rules of each group with a window."""
-        return [(g, group.window) for g, group in enumerate(self.groups) if group.window]
-
     def lookup_order(self) -> list[LookupGroup]:
         """Groups of one spec together, full attention first, as vLLM's coordinator asks them."""
         alike: list[tuple[Any, list[int]]] = []
@@ -92,12 +86,13 @@ class CacheGroups(NamedTuple):
 
 def _window_of(
     spec: KVCacheSpec, max_in_flight_tokens: int, max_model_len: int
-) -> WindowNeeds | None:
+) -> HeadNeeds | None:
     kind = type(spec).__name__
+    bounds = (max_in_flight_tokens, max_model_len)
     if kind == "SlidingWindowSpec" and not spec.extra_retained_tokens:
-        return WindowNeeds(
-            spec.block_size, spec.sliding_window, max_in_flight_tokens, max_model_len
-        )
+        return WindowNeeds(spec.block_size, spec.sliding_window, *bounds)
+    if kind == "ChunkedLocalAttentionSpec" and not spec.attention_chunk_size % spec.block_size:
+        return ChunkNeeds(spec.block_size, spec.attention_chunk_size, *bounds)
     if kind not in ("FullAttentionSpec", "MLAAttentionSpec"):
         support.refuse("other-attention", kind, option="cache group of the model")
     return None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from vllm_tagma.cache_groups import CacheGroups
-    from vllm_tagma.group_needs import WindowNeeds
+    from vllm_tagma.group_needs import HeadNeeds
     from vllm_tagma.observers import Observers
 
 NEVER: Final = sys.maxsize
@@ -124,7 +124,7 @@ class GroupRows:
         return min(self._pool.num_published(handle, g) for g in range(len(self._windows)))
 
 
-def _need(demand: Demand, window: WindowNeeds | None, skip: int) -> tuple[int, int, int, int, int]:
+def _need(demand: Demand, window: HeadNeeds | None, skip: int) -> tuple[int, int, int, int, int]:
     """Blocks, gate, prompt, limit and skip of one group. A window never holds more at a time than
     its gate, so no room is wished for beyond."""
     blocks, gate, prompt, limit = demand[2:]

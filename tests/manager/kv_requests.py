@@ -26,6 +26,7 @@ from vllm.v1.core.kv_cache_utils import (
     maybe_convert_block_hash,
 )
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -102,8 +103,9 @@ def cache_config(
     windows: Sequence[int | None] = (None,),
     retention: int | None = None,
 ) -> KVCacheConfig:
-    """A group for each of ``windows`` (tokens; None: full attention), by default one full-attention
-    group. ``num_blocks`` counts the null block. ``retention``: vLLM's interval, in tokens."""
+    """A group for each of ``windows``, by default one full-attention group. A window in tokens is a
+    sliding one, or, below 0, a chunk of local attention; None is full attention. ``num_blocks``
+    counts the null block. ``retention``: vLLM's interval, in tokens."""
     common: dict[str, Any] = {
         "block_size": block_size,
         "num_kv_heads": 1,
@@ -114,6 +116,8 @@ def cache_config(
         FullAttentionSpec(**common)
         if window is None
         else SlidingWindowSpec(**common, sliding_window=window)
+        if window > 0
+        else ChunkedLocalAttentionSpec(**common, attention_chunk_size=-window)
         for window in windows
     ]
     return KVCacheConfig(

@@ -190,7 +190,10 @@ class KvWorker:
     def _read(self, part: Scheduled, group: int) -> None:
         """What the tokens of the step attend to: all before them, or a window."""
         window = self.windows[group]
-        first = 0 if window is None else max(part.start - window + 1, 0)
+        first = 0
+        if window is not None:
+            chunked = part.start - part.start % abs(window)
+            first = max(part.start - window + 1, 0) if window > 0 else chunked
         held = self.memory.reshape(-1)[self._slots(part, group)]
         wrong = self._wrong(held, self._content(part.request, part.end, group))
         wrong = wrong[wrong >= first]

@@ -26,7 +26,7 @@ OPERATIONS = 500
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """Cache groups of a model: None for full attention, else the number of a window, whose length
-    a trace chooses."""
+    a trace chooses; a number below 0 is a chunk of local attention."""
 
     windows: tuple[int | None, ...]
 
@@ -36,9 +36,14 @@ class Layout:
         lengths = [
             max(2, rng.randint(1, 6) * block_size + rng.choice([-1, 0, 1, 2])) for _ in range(9)
         ]
+        chunks = [-block_size * rng.randint(1, 6) for _ in range(9)]
         retention = rng.choice([0, 0, 0, None, 1, 2, 5])
+        if not any(window is not None and window >= 0 for window in self.windows):
+            retention = rng.choice([0, None])  # vLLM takes no other
         return {
-            "windows": tuple(w if w is None else lengths[w] for w in self.windows),
+            "windows": tuple(
+                w if w is None else lengths[w] if w >= 0 else chunks[w] for w in self.windows
+            ),
             "retention": retention and retention * block_size,
             "max_in_flight_tokens": rng.choice([None, budget, 2 * budget, block_size]),
         }
@@ -391,7 +396,9 @@ class Trace:
         self.pair.end_step()
 
 
-def run_manager_trace(seed: int, mode: str, layout: Layout | None = None) -> dict[str, int]:
+def run_manager_trace(
+    seed: int, mode: str, layout: Layout | None = None, *, operations: int = OPERATIONS
+) -> dict[str, int]:
     """Runs one trace; returns how often each call was made, and what came of it."""
-    pair = Trace(seed, mode=mode, layout=layout).run()
+    pair = Trace(seed, mode=mode, layout=layout).run(operations)
     return {**pair.calls, **pair.tally}
