@@ -82,6 +82,7 @@ def reports(
             model=models[family.write],
             engine={**(_EVENTS if family.caching else {}), **family.engine},
             workload={"stutter": name != "latent"},
+            stock_again=False,
         )
     return run_cases(cases, folder, engine_environment)
 

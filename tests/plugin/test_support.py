@@ -526,6 +526,8 @@ def test_these_caches_are_served() -> None:
         (_chunked(), _full()),
     ):
         assert support.explain(None, _cache(*specs)) == []
+    kept = _cache(_windowed(), prefix_cache_retention_interval=64)
+    assert support.explain(None, kept) == []
 
 
 @pytest.mark.parametrize(("rule_id", "cache", "value"), CACHES)

@@ -127,13 +127,13 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         id="retention-interval",
-        title="a prefix-cache retention interval",
+        title="a prefix-cache retention interval without sliding windows",
         option="--prefix-cache-retention-interval",
         status="refused",
-        why="There is no sliding-window or Mamba group that it could concern",
+        why="There is no group that it could concern, and vLLM raises an error too",
         way_out="drop --prefix-cache-retention-interval",
-        in_config=probe.unless("cache_config.prefix_cache_retention_interval", 0),
-        in_cache=probe.unless("prefix_cache_retention_interval", 0),
+        in_config=probe.retention_without_window,
+        in_cache=probe.retention_without_window_group,
     ),
     Rule(
         id="fast-prefill",

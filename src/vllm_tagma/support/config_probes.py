@@ -142,6 +142,12 @@ def window_beside(path: str) -> Find:
     return find
 
 
+def retention_without_window(config: Any) -> str | None:
+    if _window(config) is not None:
+        return None
+    return unless("cache_config.prefix_cache_retention_interval", 0)(config)
+
+
 def scheduler_class(config: Any) -> str | None:
     given = attribute(config, "scheduler_config.scheduler_cls")
     return None if given is None or given in SCHEDULERS.values() else str(given)
@@ -199,6 +205,12 @@ def alignment(config: Any) -> str | None:
 
 def _groups(cache: Any) -> list[Any]:
     return list(cache.kv_cache_groups)
+
+
+def retention_without_window_group(cache: Any) -> str | None:
+    if spec_of_kind(("SlidingWindowSpec",))(cache):
+        return None
+    return unless("prefix_cache_retention_interval", 0)(cache)
 
 
 def group_sizes(cache: Any) -> str | None:

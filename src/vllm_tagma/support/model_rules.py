@@ -46,6 +46,14 @@ MODEL_RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        id="window-retention",
+        title="a prefix-cache retention interval with sliding windows",
+        option="--prefix-cache-retention-interval",
+        status="served",
+        why="which blocks of a window enter the cache is vLLM's decision, block for block",
+        proof=("tests/manager/differential/test_group_traces.py::test_traces",),
+    ),
+    Rule(
         id="without-hybrid-manager",
         title="the same as one group",
         option="--disable-hybrid-kv-cache-manager",
