@@ -191,7 +191,8 @@ def test_skipped_blocks_and_the_gate_are_vllms(window: int) -> None:
         skipped = needs.skipped_blocks(tokens)
         assert skipped == manager.get_num_skipped_tokens(tokens) // BLOCK_SIZE
         at = needs.next_skip(skipped)
-        assert needs.skipped_blocks(at) == skipped + 1 == needs.skipped_blocks(at - 1) + 1
+        assert needs.skipped_blocks(at) > skipped == needs.skipped_blocks(at - 1)
+        assert window < 0 or needs.skipped_blocks(at) == skipped + 1
     for in_flight, longest in [(1, 1000), (64, 1000), (1000, 100), (16, 16)]:
         expected = spec_of(window).max_admission_blocks_per_request(in_flight, longest)
         assert needs_of(window, in_flight, longest).gate_blocks == expected
