@@ -7,6 +7,7 @@ the memory of a real model's pool would not fit.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 import uuid
 from collections.abc import Callable
@@ -24,6 +25,12 @@ _TIMEOUT_SECONDS = 60.0
 
 class NixlMissingError(TagmaError, RuntimeError):
     """NIXL is not installed, or does not load."""
+
+
+def require_nixl() -> None:
+    """Raises ``NixlMissingError`` unless NIXL is installed. Does not load it."""
+    if importlib.util.find_spec("nixl") is None:
+        raise NixlMissingError("NIXL is not installed: pip install 'vllm-tagma[nixl]'")
 
 
 class Posted(NamedTuple):
