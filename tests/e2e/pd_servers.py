@@ -95,8 +95,8 @@ class Server:
 
 def vllm_server(
     name: str,
-    model: Path,
     *,
+    model: Path,
     backend: str,
     connector: str,
     folder: Path,
@@ -104,8 +104,8 @@ def vllm_server(
     blocks: int,
     extra: tuple[str, ...] = (),
 ) -> Server:
-    """``vllm serve`` with a pool of ``blocks`` blocks of 32 tokens of the default model, which
-    computes what it failed to load."""
+    """``vllm serve`` with a pool of ``blocks`` blocks of 32 tokens; what it fails to load, it
+    computes."""
     port = free_port()
     transfer = {"kv_connector": connector, "kv_role": "kv_both"}
     transfer["kv_load_failure_policy"] = "recompute"
@@ -113,8 +113,12 @@ def vllm_server(
     command += ["--kv-cache-backend", backend, "--port", str(port), "--host", "127.0.0.1"]
     command += ["--enforce-eager", "--max-model-len", "1024", "--block-size", "32"]
     command += ["--dtype", "float32", "--seed", "0", "--served-model-name", "m"]
-    # 30 layers, K and V, 3 heads of 64 numbers of 4 bytes, 32 tokens.
-    command += ["--kv-cache-memory-bytes", str(blocks * 30 * 2 * 3 * 64 * 4 * 32)]
+    shape = json.loads((model / "config.json").read_text())
+    head = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
+    # K and V, numbers of 4 bytes, 32 tokens.
+    per_layer = 2 * 4 * 32 * shape["num_key_value_heads"] * head
+    size = blocks * shape["num_hidden_layers"] * per_layer
+    command += ["--kv-cache-memory-bytes", str(size)]
     command += ["--kv-transfer-config", json.dumps(transfer), *extra]
     own = {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",

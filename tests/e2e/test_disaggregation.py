@@ -3,25 +3,30 @@
 So each of our servers has a stock peer. A single stock server says what the tokens are: the stock
 one of the two, asked without a transfer and under another salt. A third, stock as well, is there to
 be killed. The pools hold 64 blocks, so that many requests at once do not fit.
+
+The model is ``seeded_model.py``'s, for which batching changes no token. ``TAGMA_PD_MODEL`` names
+the folder of another one, such as .model/SmolLM2-135M-Instruct: slower, and the same tests.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any, NamedTuple
 
 import pytest
 from pd_servers import Server, hang_up, post, proxy_server, vllm_server
+from seeded_model import VOCABULARY, write_seeded_model
 
 from prerequisites import require_nixl
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
-LAYERS = 30
 BLOCKS = 64
 FAILED = "vllm:nixl_num_failed_transfers_total"
 PULLED = "vllm:nixl_bytes_transferred_sum"
@@ -39,23 +44,33 @@ class Servers(NamedTuple):
     to_ours: Server
     to_stock: Server
     failed: float
+    layers: int
+
+
+@pytest.fixture(scope="module")
+def pd_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if named := os.environ.get("TAGMA_PD_MODEL"):
+        return Path(named)
+    folder = tmp_path_factory.mktemp("model")
+    write_seeded_model(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def servers(
-    model: Path, engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    pd_model: Path, engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Servers]:
     require_nixl()
     both: dict[str, Any] = {"folder": tmp_path_factory.mktemp("pd"), "env": engine_environment}
-    each: dict[str, Any] = {**both, "blocks": BLOCKS}
+    each: dict[str, Any] = {**both, "model": pd_model, "blocks": BLOCKS}
     # One process less for each, which takes a while to start.
     paged = {"backend": "paged", "connector": "NixlConnector", "extra": IN_PROCESS, **each}
     started = []
     try:
-        ours = vllm_server("ours", model, backend="tagma", connector="TagmaNixlConnector", **each)
+        ours = vllm_server("ours", backend="tagma", connector="TagmaNixlConnector", **each)
         started.append(ours)
         for name in ("stock", "spare"):
-            started.append(vllm_server(name, model, **paged))
+            started.append(vllm_server(name, **paged))
         _, stock, spare = started
         to_ours = proxy_server(prefill=stock, decode=ours, **both)
         started.append(to_ours)
@@ -65,7 +80,8 @@ def servers(
             server.wait()
         for prefill, decode in ((stock, ours), (ours, stock), (spare, ours), (spare, stock)):
             connect(prefill, decode)
-        yield Servers(ours, stock, spare, to_ours, to_stock, ours.settled()[FAILED])
+        layers = json.loads((pd_model / "config.json").read_text())["num_hidden_layers"]
+        yield Servers(ours, stock, spare, to_ours, to_stock, ours.settled()[FAILED], layers)
     finally:
         for server in reversed(started):
             server.stop()
@@ -75,39 +91,41 @@ IN_PROCESS = ("--distributed-executor-backend", "uni")
 REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-def text(topic: str, characters: int) -> str:
-    return (topics[topic] * 20)[:characters]
+Tokens = list[int]
 
 
-SHARED = text("class", 900)
+def words(seed: int, count: int) -> Tokens:
+    rng = random.Random(seed)
+    return [rng.randrange(3, VOCABULARY) for _ in range(count)]
+
+
+SHARED = words(0, 210)
 PROMPTS = {
-    "short": text("lambda", 60),
-    "odd": text("with", 1_100),
-    "prefix-a": SHARED + text("while", 400),
-    "prefix-b": SHARED + text("import", 700),  # decoders have the shared prefix by now
-    "again": SHARED + text("while", 400),  # all of it
-    "long": text("specialnames", 3_000),
+    "short": words(1, 19),
+    "odd": words(2, 289),
+    "prefix-a": SHARED + words(3, 96),
+    "prefix-b": SHARED + words(4, 169),  # decoders have the shared prefix by now
+    "again": SHARED + words(3, 96),  # all of it
+    "long": words(5, 687),
 }
-CROWD = (
-    *("assert", "bitwise", "booleans", "break", "calls", "comparisons", "del"),
-    *("exceptions", "for", "global", "if", "in", "raise", "try"),
-)
-"""Prompts of four or five blocks each, which all fit; with 56 tokens of output they need 84."""
+CROWD = [words(100 + number, 120) for number in range(14)]
+"""Four blocks each, which fit at once; with 200 tokens of output they need more than twice as many
+as there are."""
 
 
-def body_of(prompt: str, salt: str, **more: Any) -> dict[str, Any]:
+def body_of(prompt: Tokens, salt: str, **more: Any) -> dict[str, Any]:
     body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     return {**body, "cache_salt": salt, "return_token_ids": True, **more}
 
 
-def complete(server: Server, prompt: str, salt: str, **more: Any) -> list[int]:
+def complete(server: Server, prompt: Tokens, salt: str, **more: Any) -> Tokens:
     answer = post(server.port, body_of(prompt, salt, **more))
     assert "choices" in answer, answer
-    tokens: list[int] = answer["choices"][0]["token_ids"]
+    tokens: Tokens = answer["choices"][0]["token_ids"]
     return tokens
 
 
-def prefilled(server: Server, prompt: str, salt: str) -> dict[str, Any]:
+def prefilled(server: Server, prompt: Tokens, salt: str) -> dict[str, Any]:
     """Where a decoder finds the blocks of a prompt that this server has computed."""
     answer = post(
         server.port, body_of(prompt, salt, max_tokens=1, kv_transfer_params=REMOTE_DECODE)
@@ -122,7 +140,7 @@ def connect(prefill: Server, decode: Server) -> None:
     after five seconds, which a machine with other work takes sometimes."""
     before = decode.metrics().get(PULLED, 0)
     for attempt in range(20):
-        prompt, salt = "Hello there. " * 9, f"connect {prefill.name} {attempt}"
+        prompt, salt = words(6, 40), f"connect {prefill.name} {attempt}"
         complete(decode, prompt, salt, kv_transfer_params=prefilled(prefill, prompt, salt))
         if decode.metrics()[PULLED] > before:
             return
@@ -131,9 +149,9 @@ def connect(prefill: Server, decode: Server) -> None:
 
 
 def test_tokens_are_those_of_a_single_stock_server(servers: Servers) -> None:
-    expected = {name: complete(servers.stock, text, "alone") for name, text in PROMPTS.items()}
+    expected = {name: complete(servers.stock, prompt, "alone") for name, prompt in PROMPTS.items()}
     for proxy in (servers.to_ours, servers.to_stock):
-        found = {name: complete(proxy, text, proxy.name) for name, text in PROMPTS.items()}
+        found = {name: complete(proxy, prompt, proxy.name) for name, prompt in PROMPTS.items()}
         assert found == expected, proxy.name
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         for proxy in (servers.to_ours, servers.to_stock):
@@ -151,7 +169,7 @@ def test_a_transfer_is_one_descriptor_for_each_run_and_layer(servers: Servers) -
     runs = metrics["vllm:tagma_transfer_runs_total"]
     descriptors = metrics["vllm:tagma_transfer_descriptors_total"]
     assert merged <= runs < metrics["vllm:tagma_transfer_blocks_total"] / 2
-    assert descriptors == runs * LAYERS
+    assert descriptors == runs * servers.layers
     # vLLM's own metrics, which NIXL's telemetry fills, say the same of what was posted.
     assert metrics["vllm:nixl_num_descriptors_sum"] == descriptors
     assert metrics[PULLED] == metrics["vllm:tagma_transfer_bytes_total"]
@@ -185,10 +203,10 @@ def test_clients_that_leave_change_nothing(servers: Servers) -> None:
     salts = (f"leaves {number}" for number in range(100))
     for prefill, decode in ((servers.stock, servers.ours), (servers.ours, servers.stock)):
         jobs = []
-        for wait in (0.0, 0.3, 1.0):
+        for wait in (0.0, 0.1, 0.7):
             prompt = PROMPTS["odd"]
             # What a prefill server has computed by then is held until its lease ends.
-            more = {"max_tokens": 300, "kv_transfer_params": REMOTE_DECODE}
+            more = {"max_tokens": 700, "kv_transfer_params": REMOTE_DECODE}
             jobs.append((prefill, body_of(prompt, next(salts), **more), wait))
             salt = next(salts)
             more["kv_transfer_params"] = prefilled(prefill, prompt, salt)
@@ -202,13 +220,9 @@ def test_clients_that_leave_change_nothing(servers: Servers) -> None:
 
 
 def test_a_decoder_that_must_preempt(servers: Servers) -> None:
-    prompts = [text(topic, 480) for topic in CROWD]
-
-    def at_once(server: Server, salt: str) -> list[list[int]]:
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            return list(
-                pool.map(lambda prompt: complete(server, prompt, salt, max_tokens=56), prompts)
-            )
+    def at_once(server: Server, salt: str) -> list[Tokens]:
+        with ThreadPoolExecutor(len(CROWD)) as pool:
+            return list(pool.map(lambda p: complete(server, p, salt, max_tokens=200), CROWD))
 
     expected = at_once(servers.stock, "alone")
     before = servers.ours.metrics()

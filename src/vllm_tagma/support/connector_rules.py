@@ -22,6 +22,8 @@ SERVED_CONNECTORS: Final = frozenset(
         "NixlConnector",
         "NixlPullConnector",
         "TagmaNixlConnector",
+        "TagmaNixlPushConnector",
+        "NixlPushConnector",
     }
 )
 """By the name that ``--kv-transfer-config`` gives them: of vLLM's own, and ours."""

@@ -106,7 +106,7 @@ def _print(result: TransferResult) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from vllm_tagma.lab.bench_transfer.transfer_result import ARMS, PARTS
+    from vllm_tagma.lab.bench_transfer.transfer_result import ARMS, PARTS, gather_line
 
     console = Console()
     live = ", ".join(
@@ -140,6 +140,7 @@ def _print(result: TransferResult) -> None:
             f"both: runs / ranges of the larger side "
             f"{both.joint_runs / both.larger_side_ranges:.2f}"
         )
+        console.print(gather_line(stage, regions=result.regions))
     for name, kind in ARMS.items():
         console.print(f"{name}: {kind.words}")
     if result.servers is not None:

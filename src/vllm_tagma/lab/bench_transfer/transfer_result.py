@@ -59,11 +59,25 @@ class Arm(Struct, kw_only=True):
         return [describe + post for describe, post in parts]
 
 
+class Gather(Struct, kw_only=True):
+    """What it would bring, and cost, to copy each sender's blocks into one range before they are
+    sent, on tagma's pools; sums over the transfers.
+
+    ``saved_runs``: joint runs less the ranges of the decode side. ``copied_blocks``: those outside
+    the sender's longest range, and ``copy_ms`` is what copying them in every region took.
+    """
+
+    saved_runs: int
+    copied_blocks: int
+    copy_ms: float
+
+
 class Stage(Struct, kw_only=True):
     """Transfers whose decode pool was fresh, or churned, by arm."""
 
     requests: int
     arms: dict[str, Arm]
+    gather: Gather
 
     def ratio(self, what: str, over: str = "both") -> Summary:
         """Stock over another arm, transfer by transfer: ``posting`` or a part of ``PARTS``."""
@@ -72,9 +86,37 @@ class Stage(Struct, kw_only=True):
             return summarise(ratios_of(above.posting(), below.posting()))
         return summarise(ratios_of(above.times_ms[what], below.times_ms[what]))
 
+    def descriptor_us(self) -> float | None:
+        """Microseconds that one descriptor more costs, until its transfer is done: the difference
+        of stock's pools and ours. ``None`` if they posted as many."""
+        stock, both = self.arms["stock"], self.arms["both"]
+        more = sum(stock.descriptors) - sum(both.descriptors)
+        if more <= 0:
+            return None
+        times = (
+            sum(sum(arm.times_ms[p]) for p in ("describe", "transfer")) for arm in (stock, both)
+        )
+        return 1e3 * (next(times) - next(times)) / more
+
     def descriptor_ratio(self) -> float:
         """All descriptors of stock over all of ours."""
         return sum(self.arms["stock"].descriptors) / sum(self.arms["both"].descriptors)
+
+
+def gather_line(stage: Stage, *, regions: int) -> str:
+    """What gathering would save and cost, a transfer, in words."""
+    gather, count, each = stage.gather, stage.requests, stage.descriptor_us()
+    saved = gather.saved_runs / count
+    line = (
+        f"Gathering the sender's blocks first would save {saved:.2f} of "
+        f"{stage.arms['both'].joint_runs / count:.2f} runs a transfer and copy "
+        f"{gather.copied_blocks / count:.0f} blocks in {regions} regions, "
+        f"{gather.copy_ms / count:.3f} ms"
+    )
+    if each is None:
+        return f"{line}."
+    worth = each * saved * regions / 1e3
+    return f"{line}; a descriptor costs {each:.1f} us, so it saves {worth:.3f} ms."
 
 
 class ServerStage(Struct, kw_only=True):

@@ -24,6 +24,7 @@ from vllm_tagma.lab.bench_transfer.transfer_result import (
     ARMS,
     PARTS,
     Arm,
+    Gather,
     Servers,
     Stage,
     TransferResult,
@@ -32,7 +33,7 @@ from vllm_tagma.lab.replay import formats
 from vllm_tagma.lab.replay.replay_command import shipped_trace
 from vllm_tagma.lab.replay.replay_settings import Settings, pool_blocks
 from vllm_tagma.lab.replay.views import count_ranges
-from vllm_tagma.transfer.joint_runs import joint_runs
+from vllm_tagma.transfer.joint_runs import Ids, joint_runs
 
 STAGES = ("fresh", "churned")
 
@@ -138,7 +139,30 @@ def _post(peers: Peers, pairs: PairsOf, chosen: list[int], *, regions: int) -> S
             raise TagmaError(
                 f"{found} descriptors were posted, expected {expected}: joint runs x regions"
             )
-    return Stage(requests=len(chosen), arms=arms)
+    tagma = [pairs["tagma"][request] for request in chosen]
+    return Stage(requests=len(chosen), arms=arms, gather=_gather(peers, tagma))
+
+
+def _gather(peers: Peers, pairs: list[PairedBlocks]) -> Gather:
+    """Copy what a sender would have to copy, for its blocks to be one range."""
+    loose = [outside_longest_range(pair.remote) for pair in pairs]
+    saved = sum(
+        joint_runs(pair.local, pair.remote).num_runs - count_ranges(pair.local) for pair in pairs
+    )
+    return Gather(
+        saved_runs=saved,
+        copied_blocks=sum(map(len, loose)),
+        copy_ms=sum(peers.copy_ms(blocks) for blocks in loose),
+    )
+
+
+def outside_longest_range(blocks: Ids) -> Ids:
+    """The blocks of a row that are not in its longest range (the first of several)."""
+    edges = np.flatnonzero(np.diff(blocks) != 1) + 1
+    starts = np.concatenate(([0], edges))
+    ends = np.concatenate((edges, [len(blocks)]))
+    longest = int(np.argmax(ends - starts))
+    return np.delete(blocks, np.s_[starts[longest] : ends[longest]])
 
 
 def _arm(values: list[Posted], pairs: list[PairedBlocks]) -> Arm:

@@ -14,6 +14,7 @@ from vllm_tagma.lab.bench_transfer.transfer_result import (
     ServerStage,
     Stage,
     TransferResult,
+    gather_line,
 )
 from vllm_tagma.lab.report import prose
 from vllm_tagma.lab.report.charts import Bar, Row, bar_chart
@@ -155,6 +156,7 @@ def _stage(name: str, stage: Stage, result: TransferResult) -> Section:
                 alt=f"Bar chart: milliseconds to post a transfer and until it is done, {name}",
                 caption="Medians; whiskers from the 10th to the 90th percentile of the transfers.",
             ),
+            gather_line(stage, regions=result.regions),
         ],
     )
 
