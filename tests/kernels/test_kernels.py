@@ -69,7 +69,7 @@ def _cpu_alias(folder: Path) -> Path:
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernels_equal_their_reference(device: str) -> None:
     """And load no more than they claim."""
-    run_cases("reference", "staged_range_tables", "loads", "graph", device=device)
+    run_cases("reference", "staged_range_tables", "block_moves", "loads", "graph", device=device)
 
 
 @pytest.mark.parametrize("device", DEVICES)

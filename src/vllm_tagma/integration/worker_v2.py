@@ -12,6 +12,8 @@ Seam 4, ``GPUModelRunner.add_requests`` and ``update_requests``: from before the
 second the block tables know the step's row updates (``row_updates.py``). It can go when vLLM's
 scheduler output can say that a running row changed.
 Seam 5, ``RequestState.index_to_req_id``: which request a table row belongs to when it is written.
+Seam 6, ``copy_kv_cache_blocks_inplace``: while ``update_requests`` runs, our mover stands for it
+(``block_copies.py``).
 
 ``TagmaWorker`` has not run on a GPU yet; ``experimental_gpu`` admits it (``support/``). The CPU
 worker exists to test everything above the GPU's own code generator.
@@ -33,6 +35,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm_tagma import support
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import SeamError, UnsupportedError
+from vllm_tagma.integration.block_copies import BlockCopies
 from vllm_tagma.integration.block_tables_v2 import TagmaBlockTables
 from vllm_tagma.integration.name_swap import name_stands_for
 from vllm_tagma.integration.row_updates import by_group, row_updates_of
@@ -47,10 +50,12 @@ class _RangeRunner:
     req_states: Any
     vllm_config: Any
     slot_audit: SlotAudit | None = None
+    block_copies: BlockCopies
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         if self.slot_audit is None:  # called once more while memory is profiled
             self.slot_audit = audit_of(self.vllm_config)
+        self.block_copies = BlockCopies(interpreted=True)
         build = functools.partial(
             TagmaBlockTables,
             keep_id_rows=False,
@@ -76,7 +81,8 @@ class _RangeRunner:
         super().add_requests(scheduler_output)  # type: ignore[misc]
 
     def update_requests(self, scheduler_output: Any) -> None:
-        super().update_requests(scheduler_output)  # type: ignore[misc]
+        with self.block_copies.stand_in(_runner_module, scheduler_output):
+            super().update_requests(scheduler_output)  # type: ignore[misc]
         self.block_tables.apply_updates(self.req_states.req_id_to_index.get)
 
 
