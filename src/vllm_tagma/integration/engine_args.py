@@ -43,7 +43,7 @@ _logger = logging.getLogger("vllm.tagma.config")
 
 FLAG = "--kv-cache-backend"
 
-_OPTION_FLAGS = ("compaction", "copy_budget")
+_OPTION_FLAGS = ("compaction", "copy_budget", "copy_bytes")
 """Options that have a flag of their own; the others are for finding faults."""
 
 _MARK = "__vllm_tagma__"
@@ -145,6 +145,14 @@ def declare_flags(parser: argparse.ArgumentParser) -> None:
         metavar="BLOCKS",
         help="With the tagma backend, the most blocks that are moved in one scheduler step, 0 to "
         f"{MAX_COPY_BUDGET}. Default: {TagmaConfig.copy_budget}.",
+    )
+    group.add_argument(
+        flag_of("copy_bytes"),
+        default=None,
+        metavar="SIZE",
+        help="With the tagma backend, the most bytes of KV that are moved in one scheduler step, "
+        "such as 512M; auto is what the device copies in a fifth of a step. "
+        f"Default: {TagmaConfig.copy_bytes}.",
     )
     parse_known_args = parser.parse_known_args
 
