@@ -37,6 +37,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import InvariantError, UnsupportedError
+from vllm_tagma.integration import start_test
 from vllm_tagma.integration.block_copies import BlockCopies
 from vllm_tagma.integration.block_table_v1 import TagmaBlockTable, adopt_block_table
 from vllm_tagma.integration.row_updates import by_group, require_fits, row_updates_of
@@ -64,9 +65,18 @@ class TagmaCPUModelRunner(CPUModelRunner):  # type: ignore[misc]
     def may_reinitialize_input_batch(self, kv_cache_config: Any) -> None:
         super().may_reinitialize_input_batch(kv_cache_config)
         request_of = _requests_of(self.input_batch)
+        options = TagmaConfig.from_sources(self.vllm_config.additional_config)
+        steps = start_test.self_test_steps(options)
         for table in self.input_batch.block_table.block_tables:
             if type(table) is not TagmaBlockTable:  # may be called again for the same batch
-                adopt_block_table(table, request_of=request_of, audit=self.slot_audit)
+                adopt_block_table(
+                    table, request_of=request_of, audit=self.slot_audit, first_steps=steps
+                )
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(*args, **kwargs)
+        options = TagmaConfig.from_sources(self.vllm_config.additional_config)
+        start_test.check_v1(self, options, self.block_copies)
 
     def _update_states(self, scheduler_output: Any) -> Any:
         with self.block_copies.stand_in(_runner_module, scheduler_output):

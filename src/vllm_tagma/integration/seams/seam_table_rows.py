@@ -93,6 +93,15 @@ ROW_SEAMS: Final[tuple[Seam, ...]] = (
         remove_when=_ROW_CHANGES,
     ),
     Seam(
+        target="vllm.v1.worker.cpu_model_runner:CPUModelRunner.initialize_kv_cache",
+        kind="subclass",
+        room="worker_v1",
+        why="behind it, when the caches are there, the self-test runs (start_test.py)",
+        expected="(self, kv_cache_config, is_profiling=False, kv_cache_allocation_context=None) "
+        "-> None",
+        remove_when="never: it runs where vLLM has made the caches",
+    ),
+    Seam(
         target=f"{_RUNNER_V1}.execute_model",
         callee="self._update_states",
         kind="contract",
