@@ -2,20 +2,21 @@
 
 Needs Python, torch and Triton, and a CUDA device; neither vLLM nor the compiled part of this
 package. Times the range kernels beside the paged baseline (``paged.py``) on the same physical
-layout, writes JSON and prints a table. Whatever the figures say, they are printed; it fails only if
-a check fails or there is no GPU.
+layout, and the mover beside vLLM's way of copying blocks; writes JSON and prints a table. Whatever
+the figures say, they are printed; it fails only if a check fails or there is no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import triton
@@ -23,6 +24,8 @@ import triton
 from vllm_tagma.kernels import expansion, slot_mapping
 from vllm_tagma.lab.kernel_check import kernel_checks, kernel_timing, paged
 from vllm_tagma.lab.kernel_check.layouts import Batch, draw_batch
+from vllm_tagma.lab.kernel_check.move_workloads import check_moves, move_workloads
+from vllm_tagma.lab.kernel_check.workload import Workload
 
 BLOCK_SIZE: Final = 16
 SECONDS: Final = 160
@@ -30,14 +33,6 @@ SECONDS: Final = 160
 
 NO_CUDA: Final = 2
 FAILED: Final = 1
-
-
-class Workload(NamedTuple):
-    """One row of the table: the same work by table and by ranges, into one buffer each returns."""
-
-    name: str
-    paged: Callable[[], torch.Tensor]
-    tagma: Callable[[], torch.Tensor]
 
 
 def slot_workloads() -> Iterator[Workload]:
@@ -57,6 +52,12 @@ def table_workloads() -> Iterator[Workload]:
             batch = _batch(requests=requests, query=1, context=context, ranges=ranges)
             shape = f"{requests} requests of {context >> 10}K tokens"
             yield tables_of(f"tables, {shape}, {ranges} range{'s' * (ranges > 1)}", batch)
+
+
+def _moves() -> Iterator[Workload]:
+    """Block copies; in caches of 4 GiB if they fit twice, else of 512 MiB."""
+    free, _ = torch.cuda.mem_get_info()
+    return move_workloads("cuda", counts=(512, 4096) if free > 8 << 30 else (512,))
 
 
 def _batch(*, requests: int, query: int, context: int, ranges: int) -> Batch:
@@ -127,12 +128,14 @@ def run_checks() -> list[dict[str, Any]]:
     """Every case of ``kernel_checks.py`` on the GPU; the failures carry a message."""
     results = []
     named = [(name, i) for i, (name, _) in enumerate(kernel_checks.CASES)]
-    for name, case in [*named, ("replayed graph", None)]:
+    for name, case in [*named, ("replayed graph", None), ("block moves", check_moves)]:
         try:
             if case is None:
                 kernel_checks.check_graph(device="cuda")
-            else:
+            elif isinstance(case, int):
                 kernel_checks.check_case(case, device="cuda")
+            else:
+                case(device="cuda")
             results.append({"name": name, "passed": True})
         except Exception as error:  # a crash of one case must not hide the others
             results.append({"name": name, "passed": False, "error": f"{error!r}"})
@@ -148,7 +151,8 @@ def run_timings(deadline: float) -> list[dict[str, Any]]:
     print(f"\n{'':44}{'launched, us':>30}{'replayed graph, us':>32}", flush=True)
     heads = "".join(f"{h:>11}" for h in ("paged", "tagma", "ratio") * 2)
     print(f"{'median (10th..90th percentile in the JSON)':44}{heads}", flush=True)
-    for workload in (*slot_workloads(), *table_workloads()):
+    workloads = itertools.chain(slot_workloads(), table_workloads(), _moves())
+    for workload in workloads:
         if time.monotonic() > deadline:
             print("out of time: the remaining workloads were not timed", flush=True)
             rows.append({"name": "not timed for lack of time", "from": workload.name})
@@ -159,7 +163,8 @@ def run_timings(deadline: float) -> list[dict[str, Any]]:
             ("launched", kernel_timing.launched),
             ("replayed", kernel_timing.replayed),
         ):
-            times = {b: measure(getattr(workload, b)) for b in ("paged", "tagma")}
+            calls = workload.calls_per_sample
+            times = {b: measure(getattr(workload, b), calls) for b in ("paged", "tagma")}
             row[way] = {backend: t._asdict() for backend, t in times.items()}
             ratio = times["tagma"].median / times["paged"].median
             cells += f"{times['paged'].median:11.2f}{times['tagma'].median:11.2f}{ratio:11.2f}"
