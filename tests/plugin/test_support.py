@@ -190,11 +190,11 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
         "model architecture is LlamaForCausalLM",
     ),
     "mamba": ("model_config.is_hybrid", True, "model architecture is LlamaForCausalLM"),
-    "window-transfer": ("kv_transfer_config", object(), "sliding_window of the model is 128"),
+    "window-transfer": ("kv_transfer_config", object(), "window of the model is 128 tokens"),
     "window-speculation": (
         "speculative_config",
         _drafts("ngram"),
-        "sliding_window of the model is 128",
+        "window of the model is 128 tokens",
     ),
     "engram": ("engram_config", object(), "--engram-config is set"),
     "sparse-indexer": (
@@ -381,6 +381,8 @@ def test_interleaved_windows_are_found(vllm_config: ConfigFactory) -> None:
     layers = ["full_attention", "sliding_attention"]
     config = _with_attribute(config, "model_config.hf_text_config.layer_types", layers)
     _assert_message(support.explain(config), "window-speculation", "512 tokens in some layers")
+    chunks = _with_attribute(config, "model_config.attention_chunk_size", 64)
+    _assert_message(support.explain(chunks), "window-speculation", "64 tokens a chunk")
     alone = _with_attribute(config, "scheduler_config.disable_hybrid_kv_cache_manager", True)
     assert support.explain(alone) == []
     layers.remove("full_attention")  # with windows alone vLLM keeps a window group all the same
