@@ -19,7 +19,7 @@ from vllm_tagma.lab.kernel_check.move_reference import (
     gather_and_scatter,
     segments_of,
 )
-from vllm_tagma.lab.kernel_check.workload import Workload
+from vllm_tagma.lab.kernel_check.kernel_workload import Workload
 
 LAYERS: Final = 8
 BLOCK_SHAPE: Final = (2, 16, 8, 128)
