@@ -11,11 +11,18 @@ from typing import Final
 from vllm_tagma.support.cache_rules import CACHE_RULES
 from vllm_tagma.support.connector_rules import CONNECTOR_RULES
 from vllm_tagma.support.feature_rules import FEATURE_RULES
+from vllm_tagma.support.model_rules import MODEL_RULES
 from vllm_tagma.support.process_rules import PROCESS_RULES
 from vllm_tagma.support.rule import Rule
 from vllm_tagma.support.served_rules import SERVED_RULES
 from vllm_tagma.support.speculation_rules import SPECULATION_RULES
 
 RULES: Final[tuple[Rule, ...]] = (
-    SERVED_RULES + FEATURE_RULES + PROCESS_RULES + CONNECTOR_RULES + CACHE_RULES + SPECULATION_RULES
+    SERVED_RULES
+    + MODEL_RULES
+    + FEATURE_RULES
+    + PROCESS_RULES
+    + CONNECTOR_RULES
+    + CACHE_RULES
+    + SPECULATION_RULES
 )
