@@ -27,7 +27,7 @@ CHAPTERS = {
         "parallel",
         "vllm-releases",
     ],
-    "How it works": ["design", "invariants", "compaction", "v2-write-path", "api"],
+    "How it works": ["design", "invariants", "compaction", "v2-write-path", "self-test", "api"],
     "What is shown": ["evidence", "benchmarks", "bench-host", "bench-serve", "upstream"],
     "More": [],
 }
