@@ -5,6 +5,7 @@ The interpreter got bf16 wrong in this kernel (products of 1e9), so bf16 is not 
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from typing import Any
@@ -146,7 +147,7 @@ def check_equals_reference_and_vllm(device: str, name: str, joint: bool) -> None
     near = {"atol": 1e-5, "rtol": 1e-5}
     if dtype == torch.float16:
         near = {"atol": 1.5e-2, "rtol": 1e-2}
-    for row, (first, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for row, (first, end) in enumerate(itertools.pairwise(starts)):
         blocks = torch.tensor(ids[row], device=device)
         k, v = (c[blocks].flatten(0, 1)[: lengths[row][1]] for c in (keys, values))
         right = _reference(query[first:end], k, v, scale, window, cap, sinks)
