@@ -32,7 +32,7 @@ quote = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve pd test test-fast lint format cpp-test fuzz soak load upstream drift wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
+.PHONY: help serve pd test test-fast lint format cpp-test fuzz soak load nightly upstream drift wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -83,6 +83,8 @@ soak: build/release/pool_soak ## A million requests for each kind of compaction,
 load: tools ## An hour of mixed clients on two ranks, then what is left and the same tokens: MINUTES=60 SEED=1
 	@$(TEST_ENV) $(BIN)/python tests/e2e/load_run.py --minutes $(MINUTES) --seed $(SEED) --stock \
 	  --out build/load/load.json
+
+nightly: fuzz soak upstream load ## What takes too long for every change: hours; SEED=1 MINUTES=60
 
 upstream: tools ## vLLM's own scheduler and cache tests on this package: 20 minutes; ACCEPT=1 writes docs/upstream.md
 	@$(SETUP) upstream

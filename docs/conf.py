@@ -16,7 +16,17 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).resolve().parent.parent
 # The order in which to read. What is named nowhere comes at the end, so that no page gets lost.
 CHAPTERS = {
-    "Use it": ["using", "support", "limits", "differences", "metrics", "replay", "kv-transfer", "parallel", "vllm-releases"],
+    "Use it": [
+        "using",
+        "support",
+        "limits",
+        "differences",
+        "metrics",
+        "replay",
+        "kv-transfer",
+        "parallel",
+        "vllm-releases",
+    ],
     "How it works": ["design", "invariants", "compaction", "v2-write-path", "api"],
     "What is shown": ["evidence", "benchmarks", "bench-host", "bench-serve", "upstream"],
     "More": [],

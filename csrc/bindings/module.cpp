@@ -24,6 +24,7 @@ int add_constants(PyObject* module) {
   if (PyModule_AddIntConstant(module, "PAD_SLOT_ID", static_cast<long>(tagma::kPadSlot)) < 0) {
     return -1;
   }
+  if (PyModule_AddStringConstant(module, "__source__", TAGMA_CORE_SOURCE) < 0) return -1;
   return PyModule_AddIntConstant(module, "MAX_RANGES", tagma::kMaxRanges);
 }
 

@@ -275,6 +275,9 @@ PyMethodDef g_methods[] = {
      " -> (added, ...) | None\n\nThe last six once for each group."},
     {"publish", fast(pool_publish), METH_FASTCALL,
      "publish(row, blocks, block_hashes, group=0) -> None"},
+    {"pass_over", fast(pool_pass_over), METH_FASTCALL,
+     "pass_over(row, blocks, group=0): the leading blocks count as published, uncached as they "
+     "are"},
     {"skip", fast(pool_skip), METH_FASTCALL,
      "skip(row, blocks, group=0) -> None\n\nThe leading blocks of a row become null blocks."},
     {"hold", pool_hold, METH_O, "hold(row) -> None\n\nIts blocks do not move in this step."},

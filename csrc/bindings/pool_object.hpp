@@ -42,6 +42,7 @@ PyObject* pool_lookup(PyObject* self, PyObject* const* args, Py_ssize_t nargs);
 PyObject* pool_admit(PyObject* self, PyObject* const* args, Py_ssize_t nargs);
 PyObject* pool_grow(PyObject* self, PyObject* const* args, Py_ssize_t nargs);
 PyObject* pool_publish(PyObject* self, PyObject* const* args, Py_ssize_t nargs);
+PyObject* pool_pass_over(PyObject* self, PyObject* const* args, Py_ssize_t nargs);
 PyObject* pool_skip(PyObject* self, PyObject* const* args, Py_ssize_t nargs);
 PyObject* pool_row_blocks(PyObject* self, PyObject* const* args, Py_ssize_t nargs);
 PyObject* pool_num_published(PyObject* self, PyObject* const* args, Py_ssize_t nargs);

@@ -188,6 +188,14 @@ PyObject* pool_publish(PyObject* self, PyObject* const* args, Py_ssize_t nargs) 
   });
 }
 
+PyObject* pool_pass_over(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    const int32_t group = group_of("pass_over", args, nargs, 2);
+    pool_of(self).pass_over(to_int64(args[0]), group, to_int32(args[1]));
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* pool_skip(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
     const int32_t group = group_of("skip", args, nargs, 2);

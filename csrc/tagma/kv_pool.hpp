@@ -123,6 +123,19 @@ class KvPool {
     return before;
   }
 
+  // The row's blocks up to `blocks` count as published, but those that are not yet stay out of the
+  // cache: no later request could use them (a window needs only the blocks in front of the places
+  // where requests resume). Passing over less than is published already is a no-op. Throws
+  // UsageError if the row is shorter.
+  void pass_over(RowHandle handle, int32_t group, int32_t blocks) {
+    Row& row = rows_.at(handle, group);
+    if (blocks < 0 || blocks > row.blocks.num_blocks()) {
+      throw UsageError(
+          message("pass over ", blocks, " blocks of a row of ", row.blocks.num_blocks()));
+    }
+    row.num_published = std::max(row.num_published, blocks);
+  }
+
   // Withdraws these blocks from the cache; references stay. Blocks that are not cached are ignored,
   // foreign ids throw UsageError before anything changes. O(blocks).
   void evict(const std::vector<BlockId>& blocks) {

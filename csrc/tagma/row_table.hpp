@@ -17,7 +17,7 @@ using RowHandle = int64_t;
 
 struct Row {
   RangeList blocks;                   // changed through RowTable only
-  int32_t num_published = 0;          // leading blocks that are hits or were published
+  int32_t num_published = 0;          // leading blocks: hits, published or passed over
   int32_t published_before_step = 0;  // of these, before the step `published_step`
   int64_t published_step = -1;
   int64_t grown_step = -1;   // the last step that asked for blocks: they do not move in it

@@ -31,6 +31,7 @@ struct EpisodeTotals {
   int64_t latest_turn = 0;
   int64_t pinned = 0;   // blocks
   int64_t skipped = 0;  // blocks
+  int64_t passed = 0;   // blocks that were left out of the cache
 };
 
 class Episode {
@@ -304,7 +305,14 @@ class Episode {
     if (num_groups() > 1 && extra_below(2) == 0) return publish_all(row, below(longest_ + 1));
     const int32_t group = any_group();
     const int32_t held = pair_.rows[row].blocks(static_cast<size_t>(group)).num_blocks();
-    pair_.publish(row, below(std::min(held, longest_) + 1), group);
+    const int32_t upto = below(std::min(held, longest_) + 1);
+    if (has_groups_ && extra_below(3) == 0) return pass_over(row, upto, group);
+    pair_.publish(row, upto, group);
+  }
+
+  void pass_over(size_t row, int32_t upto, int32_t group) {
+    totals_.passed += std::max(upto - pair_.rows[row].published(static_cast<size_t>(group)), 0);
+    pair_.pass_over(row, upto, group);
   }
 
   // A part of a row, or of one of its ranges so that it can succeed.

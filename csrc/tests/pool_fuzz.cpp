@@ -48,8 +48,9 @@ void report(const EpisodeTotals& totals) {
       static_cast<long long>(totals.refused), static_cast<long long>(totals.hit_blocks),
       static_cast<long long>(totals.evictions), static_cast<long long>(totals.cap_evictions),
       static_cast<long long>(totals.cap_refusals), static_cast<long long>(totals.withdrawn));
-  std::printf("%lld blocks pinned, %lld fell out of windows\n",
-              static_cast<long long>(totals.pinned), static_cast<long long>(totals.skipped));
+  std::printf("%lld blocks pinned, %lld fell out of windows, %lld passed over\n",
+              static_cast<long long>(totals.pinned), static_cast<long long>(totals.skipped),
+              static_cast<long long>(totals.passed));
 }
 
 }  // namespace

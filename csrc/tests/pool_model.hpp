@@ -121,6 +121,12 @@ class PoolPair : public PoolPrediction {
     }
   }
 
+  void pass_over(size_t index, int32_t upto, int32_t group) {
+    pool.pass_over(rows[index].handle, group, upto);
+    Part& part = rows[index].parts[static_cast<size_t>(group)];
+    part.published = std::max(part.published, upto);
+  }
+
   void evict(const std::vector<tagma::BlockId>& ids) {
     pool.evict(ids);
     std::vector<tagma::BlockId> withdrawn;

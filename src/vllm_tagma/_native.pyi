@@ -6,6 +6,8 @@ from typing import Any, final
 NULL_BLOCK: int
 PAD_SLOT_ID: int
 MAX_RANGES: int
+__source__: str
+"""SHA-256 of the list of sources that it was built from; see lab/bench/core_source.py."""
 
 @final
 class BlockRanges:
@@ -84,6 +86,7 @@ class Pool:
     def publish(
         self, row: int, blocks: int, block_hashes: list[bytes], group: int = 0, /
     ) -> None: ...
+    def pass_over(self, row: int, blocks: int, group: int = 0, /) -> None: ...
     def skip(self, row: int, blocks: int, group: int = 0, /) -> None: ...
     def hold(self, row: int, /) -> None: ...
     def free(self, row: int, /) -> None: ...

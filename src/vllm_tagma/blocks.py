@@ -8,9 +8,12 @@ also looks at single blocks: ``ConnectorBlocks`` makes their objects when it doe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from vllm_tagma._native import NULL_BLOCK, BlockRanges, Pool
+
+NO_RANGES: Final = BlockRanges()
+"""Immutable, so one will do."""
 
 
 class TagmaKVCacheBlocks:

@@ -63,7 +63,8 @@ def doctor(
         str | None, typer.Argument(help="Model folder or hub id to check; vLLM flags follow '--'.")
     ] = None,
 ) -> None:
-    """Show what is installed, which seams of vLLM fit, and what MODEL would be refused for.
+    """Show what is installed, which seams of vLLM fit, what MODEL would be refused for, which flags
+    suit this machine.
 
     Exit status: 0 healthy, 1 problems. Example: tagma doctor ./model -- --max-model-len 4096
     """

@@ -2,7 +2,8 @@
 
 Without a model it reads metadata and source files only, so it is quick and works on a broken
 installation, which is when it is needed: nothing here may fail because something is missing. With a
-model it asks vLLM for the configuration it would serve with and runs the support matrix on it.
+model it asks vLLM for the configuration it would serve with and runs the support matrix on it. At
+the end stand the flags that this machine suggests (``flag_advice.py``).
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from vllm_tagma import support, versions
+from vllm_tagma import flag_advice, support, versions
 from vllm_tagma.errors import SeamError
 from vllm_tagma.integration import seams
+from vllm_tagma.machine import this_machine
 
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "tagma"
@@ -45,11 +47,13 @@ def run(*, model: str | None, vllm_flags: Sequence[str], console: Console | None
     _print_rows(console, "Installed", [(name, text) for name, text in installed()])
     checks = check_installation()
     _print_checks(console, "Installation", checks)
+    needs = None
     if model is not None:
         with console.status(f"asking vLLM how it would serve {model}"):
-            model_checks = check_model(model=model, vllm_flags=vllm_flags)
+            model_checks, needs = check_model(model=model, vllm_flags=vllm_flags)
         _print_checks(console, f"On the tagma backend: {model}", model_checks)
         checks = checks + model_checks
+    _print_advice(console, model, vllm_flags, needs)
     problems = sum(not check.ok for check in checks)
     console.print(f"{problems} problem{'s' if problems != 1 else ''} found." if problems else "ok")
     return 1 if problems else 0
@@ -175,26 +179,32 @@ def check_allow_list(value: str | None) -> Check:
     return Check(name, False, detail + f"unset it or add {PLUGIN_NAME!r}")
 
 
-def check_model(*, model: str, vllm_flags: Sequence[str]) -> list[Check]:
-    """What `vllm serve MODEL FLAGS --kv-cache-backend tagma` would be refused for.
+def check_model(
+    *, model: str, vllm_flags: Sequence[str]
+) -> tuple[list[Check], flag_advice.ModelNeeds | None]:
+    """What `vllm serve MODEL FLAGS --kv-cache-backend tagma` would be refused for, and what the
+    model needs of memory; None where vLLM itself refuses it.
 
     Loads the model's configuration, not its weights. What only shows once the model is loaded (the
     kinds of its cache groups) is checked at start-up and is not known here.
     """
     if versions.vllm_root() is None:
-        return [Check("model", False, "cannot be checked without vLLM")]
+        return [Check("model", False, "cannot be checked without vLLM")], None
     try:
         vllm_config = _vllm_config(model=model, vllm_flags=vllm_flags)
     except SystemExit:
-        return [Check("model", False, "vLLM does not accept these flags (its message is above)")]
+        detail = "vLLM does not accept these flags (its message is above)"
+        return [Check("model", False, detail)], None
     except Exception as error:  # whatever vLLM raises is the answer to the question asked here
-        return [Check("model", False, f"vLLM refuses it on any backend: {_first_line(error)}")]
+        detail = f"vLLM refuses it on any backend: {_first_line(error)}"
+        return [Check("model", False, detail)], None
+    needs = flag_advice.model_needs(vllm_config)
     try:
         findings = support.explain(vllm_config)
     except Exception as error:
-        return [Check("model", False, _first_line(error))]
+        return [Check("model", False, _first_line(error))], needs
     checks = [Check(finding.rule.id, False, finding.message) for finding in findings]
-    return checks or [Check("model", True, "nothing in its configuration would be refused")]
+    return checks or [Check("model", True, "nothing in its configuration would be refused")], needs
 
 
 def _vllm_config(*, model: str, vllm_flags: Sequence[str]) -> Any:
@@ -234,6 +244,22 @@ def _first_line(error: BaseException) -> str:
     # A pydantic error names itself first and the reason on the third line.
     text = next((line for line in lines if re.match(r"(Value|Assertion) error, ", line)), None)
     return text or (lines[0] if lines else repr(error))
+
+
+def _print_advice(
+    console: Console,
+    model: str | None,
+    vllm_flags: Sequence[str],
+    needs: flag_advice.ModelNeeds | None,
+) -> None:
+    cuda = versions.vllm_root() is not None and "+cpu" not in _version("torch")
+    advice = flag_advice.advise(this_machine(), needs, given=vllm_flags, cuda=cuda)
+    if advice:
+        rows = [(item.setting or "remark", item.why) for item in advice]
+        _print_rows(console, "Suggested for this machine", rows)
+    line = flag_advice.command(advice, model, vllm_flags)
+    # Whole, on a line of its own: it is there to be copied.
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _print_rows(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:

@@ -7,7 +7,7 @@ as in vLLM: consumers count.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import (
     MEDIUM_GPU,
@@ -36,25 +36,35 @@ class EventLog:
         group: Index of the KV-cache group.
         spec_kind: vLLM's name of the group's cache kind.
         sliding_window: Window in tokens, or None.
+        lookahead_tokens: Tokens behind a block that its hash covers too (vLLM 0.33, EAGLE-like
+            drafts).
     """
 
     def __init__(
-        self, *, block_size: int, group: int, spec_kind: str, sliding_window: int | None
+        self,
+        *,
+        block_size: int,
+        group: int,
+        spec_kind: str,
+        sliding_window: int | None,
+        lookahead_tokens: int = 0,
     ) -> None:
         self._block_size = block_size
+        self._lookahead_tokens = lookahead_tokens
         self._group = group
         self._spec_kind = spec_kind
         self._sliding_window = sliding_window
         self._events: list[KVCacheEvent] = []
 
     @classmethod
-    def of_group(cls, group: int, spec: KVCacheSpec) -> EventLog:
+    def of_group(cls, group: int, spec: KVCacheSpec, *, lookahead_tokens: int = 0) -> EventLog:
         """The log of a cache group with this spec."""
         return cls(
             block_size=spec.block_size,
             group=group,
             spec_kind=get_kv_cache_spec_kind(spec).value,
             sliding_window=get_kv_cache_spec_sliding_window(spec),
+            lookahead_tokens=lookahead_tokens,
         )
 
     def stored(self, request: Request, first: int, last: int) -> None:
@@ -66,9 +76,7 @@ class EventLog:
         extra_keys = []
         mm_index = 0
         for block in range(first, last):
-            keys, mm_index = generate_block_hash_extra_keys(
-                request, block * size, (block + 1) * size, mm_index
-            )
+            keys, mm_index = self._extra_keys(request, block, mm_index)
             extra_keys.append(keys)
         lora = request.lora_request
         self._events.append(
@@ -85,8 +93,30 @@ class EventLog:
                 kv_cache_spec_kind=self._spec_kind,
                 kv_cache_spec_sliding_window=self._sliding_window,
                 session_id=request.session_id,
+                **self._lookahead(request, first, last),
             )
         )
+
+    def _extra_keys(self, request: Request, block: int, mm_index: int) -> tuple[Any, int]:
+        """What the hash of a block covers beside tokens, and where to look for the next one."""
+        start, end = block * self._block_size, (block + 1) * self._block_size
+        if not self._lookahead_tokens:
+            return generate_block_hash_extra_keys(request, start, end, mm_index)  # type: ignore[no-any-return]
+        from vllm.v1.core.kv_cache_utils import generate_lookahead_block_hash_extra_keys
+
+        return generate_lookahead_block_hash_extra_keys(  # type: ignore[no-any-return]
+            request, start, end, end + self._lookahead_tokens, mm_index
+        )
+
+    def _lookahead(self, request: Request, first: int, last: int) -> dict[str, Any]:
+        """The field of an event that vLLM fills where hashes look ahead."""
+        if not self._lookahead_tokens:
+            return {}
+        ends = range(
+            (first + 1) * self._block_size, (last + 1) * self._block_size, self._block_size
+        )
+        tokens = [request.all_token_ids[end : end + self._lookahead_tokens] for end in ends]
+        return {"lookahead_token_ids": tokens}
 
     def removed(self, block_hash: bytes) -> None:
         """One block with this hash left the cache."""

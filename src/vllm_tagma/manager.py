@@ -18,8 +18,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from vllm_tagma import support
-from vllm_tagma._native import BlockRanges
-from vllm_tagma.blocks import TagmaKVCacheBlocks
+from vllm_tagma.blocks import NO_RANGES, TagmaKVCacheBlocks
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.core_pool import new_pool
 from vllm_tagma.errors import InvariantError
@@ -29,7 +28,7 @@ from vllm_tagma.request_row import RequestRow
 from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.served_arguments import require_served
 from vllm_tagma.stand_ins import BlockPool, Coordinator, Group
-from vllm_tagma.transfers import TransferContract
+from vllm_tagma.transfer_contract import TransferContract
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 # Under vLLM's logger: its handlers and level apply, a logger of our own would stay silent.
 _logger = logging.getLogger("vllm.tagma.manager")
 
-_NO_RANGES = BlockRanges()
 _RUNNING = RequestStatus.RUNNING
 _ADMISSION = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
@@ -86,7 +84,6 @@ class TagmaKVCacheManager(TransferContract):
             unknown,
             scheduler_block_size=scheduler_block_size,
             hash_block_size=hash_block_size if enable_caching else None,
-            num_hash_lookahead_tokens=num_hash_lookahead_tokens,
             num_prefill_lookahead=num_prefill_lookahead,
             dcp_world_size=dcp_world_size,
             pcp_world_size=pcp_world_size,
@@ -112,7 +109,11 @@ class TagmaKVCacheManager(TransferContract):
         self._request_of: dict[int, str] = {}  # row handle -> request id
         self._observers = Observers(
             self.pool,
-            events=EventLog.of_group(0, spec) if enable_kv_cache_events else None,
+            # That hashes cover tokens behind their blocks shows in the events alone; a block whose
+            # hash is not known yet is published once it is.
+            events=EventLog.of_group(0, spec, lookahead_tokens=num_hash_lookahead_tokens)
+            if enable_kv_cache_events
+            else None,
             collector=metrics_collector,
             enable_caching=enable_caching,
         )
@@ -120,7 +121,7 @@ class TagmaKVCacheManager(TransferContract):
 
         self.coordinator = Coordinator((Group(spec.block_size, spec),), self._num_held)
         self.block_pool = BlockPool(self.pool, self._give_back)
-        self.empty_kv_cache_blocks = TagmaKVCacheBlocks((_NO_RANGES,))
+        self.empty_kv_cache_blocks = TagmaKVCacheBlocks((NO_RANGES,))
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -186,9 +187,9 @@ class TagmaKVCacheManager(TransferContract):
         Arguments are vLLM's. Returns the new blocks (hits not included), or None if too few blocks
         are free; a lack of long holes is never a reason, except beyond the cap of 256 ranges, where
         preemption makes room. With ``delay_cache_blocks`` the row will be received: it is pinned
-        (``transfers.py``) and nothing of it published. Raises :class:`UnsupportedError` for what
-        only encoder-decoder models use. O(1) while the tokens fit the last block. No blocks are
-        zeroed, so ``skip_zeroing_group_ids`` does not matter.
+        (``transfer_contract.py``) and nothing of it published. Raises :class:`UnsupportedError` for
+        what only encoder-decoder models use. O(1) while the tokens fit the last block. No blocks
+        are zeroed, so ``skip_zeroing_group_ids`` does not matter.
         """
         row = self._rows.get(request.request_id)
         if (
@@ -237,7 +238,7 @@ class TagmaKVCacheManager(TransferContract):
         watermark = 0
         if has_scheduled_reqs and request.status in _ADMISSION:
             watermark = self.watermark_blocks
-        hit = new_computed_blocks.blocks[0] if new_computed_blocks is not None else _NO_RANGES
+        hit = new_computed_blocks.blocks[0] if new_computed_blocks is not None else NO_RANGES
         gate = prompt if full_sequence_must_fit else 0
         hashes = request.block_hashes
         if row is None:
@@ -323,10 +324,6 @@ class TagmaKVCacheManager(TransferContract):
         return True
 
     # --- what the scheduler reads -----------------------------------------------------------------
-
-    def _row_blocks(self, request_id: str) -> BlockRanges:
-        row = self._rows.get(request_id)
-        return _NO_RANGES if row is None else self.pool.row_blocks(row.handle)
 
     def _num_held(self, request_id: str) -> int:
         row = self._rows.get(request_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 Hold = Literal["", "receiving", "sending"]
-"""What a row is pinned for; see ``transfers.py``."""
+"""What a row is pinned for; see ``transfer_contract.py``."""
 
 
 class RequestRow:

@@ -22,7 +22,6 @@ def require_served(
     *,
     scheduler_block_size: int,
     hash_block_size: int | None,
-    num_hash_lookahead_tokens: int,
     num_prefill_lookahead: int,
     dcp_world_size: int,
     pcp_world_size: int,
@@ -46,8 +45,7 @@ def require_served(
         unit = f"{hash_block_size} tokens with a block size of {spec.block_size}"
         support.refuse("prefix-match-unit", unit, option="hash_block_size")
     for rule, name, value, served in (
-        ("hash-lookahead", "num_hash_lookahead_tokens", num_hash_lookahead_tokens, 0),
-        ("speculative-decoding", "num_prefill_lookahead", max(num_prefill_lookahead, 1), 1),
+        ("multi-module-mtp", "num_prefill_lookahead", max(num_prefill_lookahead, 1), 1),
         ("decode-context-parallel", "dcp_world_size", dcp_world_size, 1),
         ("prefill-context-parallel", "pcp_world_size", pcp_world_size, 1),
         (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheSpec
 
     from vllm_tagma._native import Pool
-    from vllm_tagma.transfers import LeavingRow
+    from vllm_tagma.transfer_contract import LeavingRow
 
 
 class BlockId(NamedTuple):
@@ -63,7 +63,7 @@ class Coordinator(NamedTuple):
 class BlockPool:
     """Stands in for vLLM's block pool: capacity only, the blocks themselves are native.
 
-    ``give_back`` takes what ``pop_blocks_for_free`` gave (``transfers.py``).
+    ``give_back`` takes what ``pop_blocks_for_free`` gave (``transfer_contract.py``).
     """
 
     def __init__(self, pool: Pool, give_back: Callable[[LeavingRow], None]) -> None:

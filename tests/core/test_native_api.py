@@ -99,6 +99,7 @@ CALLS = [
     ("admit", {10}),
     ("grow", {9}),
     ("publish", {3, 4}),
+    ("pass_over", {2, 3}),
     ("skip", {2, 3}),
     ("row_blocks", {1, 2}),
     ("num_published", {1, 2}),

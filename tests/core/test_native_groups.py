@@ -79,6 +79,42 @@ def test_a_window_row_begins_and_goes_on_with_null_blocks(pool: Pool) -> None:
     pool.check_invariants()
 
 
+def test_blocks_that_are_passed_over_stay_out_of_the_cache(pool: Pool) -> None:
+    row, (_, window) = pool.admit(0, 0, *need(8), *need(8))
+    ids = window.ids()
+    pool.pass_over(row, 2, 1)
+    pool.publish(row, 4, KEYS, 1)
+    pool.pass_over(row, 3, 1)  # less than is published: nothing
+    assert pool.num_published(row, 1) == 4
+    pool.pass_over(row, 7, 1)
+    pool.publish(row, 8, KEYS, 1)
+    assert pool.num_published(row, 1) == 8
+    assert pool.num_published(row) == 0  # the other group's row is its own
+    pool.check_invariants()
+    assert pool.lookup(KEYS, 8, 1).ids() == [0, 0, *ids[2:4]]
+    assert len(pool.lookup(KEYS, 3, 1)) == 0
+    for blocks in (-1, 9):
+        with pytest.raises(ValueError, match=f"pass over {blocks} blocks of a row of 8"):
+            pool.pass_over(row, blocks, 1)
+    pool.end_scheduling()
+    pool.free(row)
+    assert pool.stats()["idle_blocks"] == 3
+    pool.check_invariants()
+
+
+def test_preemption_withdraws_what_was_published_around_a_gap(pool: Pool) -> None:
+    row, _ = pool.admit(0, 0, *need(8), *need(8))
+    pool.publish(row, 2, KEYS, 1)
+    pool.begin_step()
+    pool.pass_over(row, 4, 1)
+    pool.publish(row, 6, KEYS, 1)
+    pool.free(row)
+    assert pool.lookup(KEYS, 8, 1).num_ranges == 1
+    assert len(pool.lookup(KEYS, 8, 1)) == 2
+    assert pool.stats()["idle_blocks"] == 2
+    pool.check_invariants()
+
+
 def test_row_updates_name_the_group(pool: Pool) -> None:
     row, (full, window) = pool.admit(0, 0, *need(4), *need(4))
     assert pool.take_row_updates() == [(row, 0, 0, full), (row, 1, 0, window)]

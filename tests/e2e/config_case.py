@@ -152,7 +152,9 @@ def require_equal(
         for key in (
             ("steps", "chunked_steps", "preemptions", "spec") if exact and same_steps else ()
         ):
-            assert ours[key] == stock[key], f"{key}, blocks: {name}"
+            assert ours[key] == stock[key], (
+                f"{key}, blocks: {name}: {ours[key]} and stock {stock[key]}"
+            )
         for seen in (stock, ours):
             assert seen["usage_after_drain"] == 0.0
             assert seen["reset"] is True

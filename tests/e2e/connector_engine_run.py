@@ -10,7 +10,6 @@ MODEL holds a configuration alone: the weights are random, the same in each proc
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -20,7 +19,7 @@ from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-import torch
+from kv_digest import kv_digest
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 
@@ -132,11 +131,7 @@ class Engine:
     def _digest(self, request: Any) -> str:
         """Of the KV of the prompt's full blocks, in each layer."""
         (ids,) = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)
-        full = torch.tensor(ids[: request.num_prompt_tokens // BLOCK_SIZE], dtype=torch.long)
-        sha = hashlib.sha1()
-        for cache in self.runner.kv_caches:
-            sha.update(cache[full].contiguous().view(torch.uint8).numpy().tobytes())
-        return f"{len(full)}:{sha.hexdigest()}"
+        return kv_digest(self.runner.kv_caches, ids[: request.num_prompt_tokens // BLOCK_SIZE])
 
 
 def main(backend: str, model: str, out: str, mode: str, store: str) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import sys
 import tempfile
 import time
@@ -26,7 +27,7 @@ from typing import Any
 import aiohttp
 from load_clients import CLIENTS, Client, Seen, body_of, resets
 from load_report import check, table
-from parallel_server import MAX_NUM_SEQS, Server, serving
+from parallel_server import MAX_NUM_SEQS, POOL_BLOCKS, Server, serving
 from seeded_model import write_seeded_model
 
 _BAR = 30
@@ -62,7 +63,9 @@ async def load(server: Server, seconds: float, seed: int, seen: Seen) -> list[di
 
     series: list[dict[str, Any]] = []
     timeout = aiohttp.ClientTimeout(total=900)
-    connector = aiohttp.TCPConnector(limit=0)
+    # A connection for each request: the server closes idle ones after 5 seconds, and a request sent
+    # at that moment would be lost without an answer.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(server.url, timeout=timeout, connector=connector) as session:
         clients = [Client(number, seed, session, seen, over) for number in range(CLIENTS)]
         tasks = [asyncio.create_task(client.run()) for client in clients]
@@ -95,11 +98,23 @@ def left_behind(server: Server) -> dict[str, Any]:
     return {"idle": idle, "reset": reset, "after": after, "empty": server.metrics()}
 
 
+def last_audits(log: str) -> dict[str, str]:
+    """The last line of each rank about its slots, by the rank's name in the log."""
+    audits = {}
+    for line in log.splitlines():
+        found = re.search(
+            r"(Worker_TP\d+).*(debug_slots: [1-9]\d* slots .*, 0 without a slot)", line
+        )
+        if found:
+            audits[found[1]] = found[2]
+    return audits
+
+
 async def ask_again(server: Server, seen: Seen, *, together: bool) -> list[list[int]]:
     """The samples' tokens, each without a prefix hit: one at a time, or as many as fit together."""
-    async with aiohttp.ClientSession(
-        server.url, timeout=aiohttp.ClientTimeout(total=900)
-    ) as session:
+    timeout = aiohttp.ClientTimeout(total=900)
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(server.url, timeout=timeout, connector=connector) as session:
         gate = asyncio.Semaphore(MAX_NUM_SEQS if together else 1)
 
         async def one(number: int) -> list[int]:
@@ -118,12 +133,20 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     model.mkdir()
     write_seeded_model(model)
     seen = Seen(options.samples, options.seed)
-    with serving("tagma", model, options.out.with_suffix(".tagma.log"), *_TWO_RANKS) as server:
+    with serving(
+        "tagma", model, options.out.with_suffix(".tagma.log"), *_TWO_RANKS, blocks=options.blocks
+    ) as server:
         series = asyncio.run(load(server, options.minutes * 60, options.seed, seen))
         left = left_behind(server)
         again = {"tagma alone": asyncio.run(ask_again(server, seen, together=False))}
     if options.stock:
-        with serving("paged", model, options.out.with_suffix(".stock.log"), *_TWO_RANKS) as server:
+        with serving(
+            "paged",
+            model,
+            options.out.with_suffix(".stock.log"),
+            *_TWO_RANKS,
+            blocks=options.blocks,
+        ) as server:
             for name, together in (("stock alone", False), ("stock together", True)):
                 again[name] = asyncio.run(ask_again(server, seen, together=together))
     expected = [sample.tokens for sample in seen.samples]
@@ -133,6 +156,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {
         "minutes": options.minutes,
         "seed": options.seed,
+        "blocks": options.blocks,
         "counts": dict(seen.counts),
         "tokens": seen.tokens,
         "seconds": sorted(seen.seconds),
@@ -158,7 +182,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 if pair[0] != pair[1]
             ],
         },
-        "audits": [line for line in log.splitlines() if "debug_slots:" in line],
+        "audits": last_audits(log),
         "complaints": [
             line
             for line in while_serving.splitlines()
@@ -171,6 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--blocks", type=int, default=POOL_BLOCKS, help="of the pool")
     parser.add_argument("--samples", type=int, default=150, help="requests that are asked again")
     parser.add_argument("--stock", action="store_true", help="ask them of a stock server too")
     parser.add_argument("--out", type=Path, default=Path("build/load/load.json"))

@@ -12,7 +12,6 @@ blocks are.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -22,8 +21,8 @@ from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-import torch
 from block_shuffle import BlockShuffle, CoreRelocation
+from kv_digest import kv_digest
 from vllm import LLM, SamplingParams
 
 V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
@@ -99,11 +98,8 @@ class Engine:
     def digest(self, request: Any) -> str:
         """Of the KV of the request's full blocks, in the first and the last layer."""
         (ids,) = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)
-        full = torch.tensor(ids[: request.num_computed_tokens // BLOCK_SIZE], dtype=torch.long)
-        sha = hashlib.sha1()
-        for cache in (self.runner.kv_caches[0], self.runner.kv_caches[-1]):
-            sha.update(cache[full].contiguous().view(torch.uint8).numpy().tobytes())
-        return f"{len(full)}:{sha.hexdigest()}"
+        caches = (self.runner.kv_caches[0], self.runner.kv_caches[-1])
+        return kv_digest(caches, ids[: request.num_computed_tokens // BLOCK_SIZE])
 
     def drain(self, *, abort: str = "") -> None:
         while self.engine.has_unfinished_requests():

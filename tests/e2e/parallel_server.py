@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from http_server import ONE_THREAD, free_port, wait_until_healthy
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_tagma.lab.bench_serve.process import Group
@@ -23,10 +22,8 @@ POOL_BLOCKS = 320
 BLOCK_SIZE = 32
 MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 16
-READY_SECONDS = 400
 _FLAGS = {
     "--block-size": BLOCK_SIZE,
-    "--num-gpu-blocks-override": POOL_BLOCKS,
     "--kv-cache-memory-bytes": 64 << 20,
     "--max-model-len": MAX_MODEL_LEN,
     "--max-num-seqs": MAX_NUM_SEQS,
@@ -39,7 +36,7 @@ _FLAGS = {
 
 
 class Server:
-    """A running server. ``pool()`` and ``memory()`` may be asked at any time."""
+    """A running server. ``metrics()`` and ``memory()`` may be asked at any time."""
 
     def __init__(self, group: Group, port: int) -> None:
         self.group = group
@@ -110,14 +107,15 @@ def _short(title: str) -> str:
 
 
 @contextmanager
-def serving(backend: str, model: Path, log: Path, *flags: str) -> Iterator[Server]:
-    """A server with more ``flags`` on a free port; with tagma every step is checked.
+def serving(
+    backend: str, model: Path, log: Path, *flags: str, blocks: int = POOL_BLOCKS
+) -> Iterator[Server]:
+    """A server with more ``flags`` and a pool of ``blocks`` on a free port; with tagma every step
+    is checked.
 
     Raises ``RuntimeError``, with the end of its log, if it ends or is not ready in time.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     vllm = Path(sys.executable).with_name("vllm")
     command = [str(vllm), "serve", str(model), "--kv-cache-backend", backend]
     command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
@@ -125,25 +123,11 @@ def serving(backend: str, model: Path, log: Path, *flags: str) -> Iterator[Serve
     if backend == "tagma":
         options = {"check_invariants": True, "debug_slots": True}
         command += ["--additional-config", json.dumps({"tagma": options})]
-    for flag, value in _FLAGS.items():
+    for flag, value in {**_FLAGS, "--num-gpu-blocks-override": blocks}.items():
         command += [flag, str(value)]
     environment = dict(os.environ)
-    # One OpenMP thread a rank: a pair that spins collapses as soon as anything else runs.
-    environment.update(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
-    environment.update(VLLM_SERVER_DEV_MODE="1", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+    environment.update(ONE_THREAD, VLLM_SERVER_DEV_MODE="1")
+    environment.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
     with Group(command, env=environment, log=log, stop_timeout=60, dies_with_us=True) as group:
-        server = Server(group, port)
-        deadline = time.monotonic() + READY_SECONDS
-        while not _healthy(server):
-            if group.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the {backend} server did not start:\n{group.tail(60)}")
-            time.sleep(0.5)
-        yield server
-
-
-def _healthy(server: Server) -> bool:
-    try:
-        urllib.request.urlopen(server.url + "/health", timeout=2).close()
-    except (OSError, urllib.error.URLError):
-        return False
-    return True
+        wait_until_healthy(group, port)
+        yield Server(group, port)

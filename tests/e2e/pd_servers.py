@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
 import urllib.error
@@ -15,15 +12,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from http_server import ONE_THREAD, free_port, wait_until_healthy
 from prometheus_client.parser import text_string_to_metric_families
 
-READY_SECONDS = 400
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from vllm_tagma.lab.bench_serve.process import Group
 
 
 def post(
@@ -49,27 +41,16 @@ class Server:
     def __init__(
         self, name: str, command: list[str], *, port: int, log: Path, env: dict[str, str]
     ) -> None:
-        self.name, self.port, self.log = name, port, log
-        with log.open("w") as output:
-            self.process = subprocess.Popen(
-                command, env=env, stdout=output, stderr=output, start_new_session=True
-            )
+        self.name, self.port = name, port
+        self.group = Group(command, env=env, log=log, stop_timeout=30)
 
     def wait(self) -> None:
         """Return when it is ready."""
-        deadline = time.monotonic() + READY_SECONDS
-        while True:
-            assert self.process.poll() is None, f"{self.name} ended:\n{self.text()[-6000:]}"
-            assert time.monotonic() < deadline, f"{self.name} not ready:\n{self.text()[-6000:]}"
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2).close()
-                return
-            except OSError:
-                time.sleep(0.5)
+        wait_until_healthy(self.group, self.port)
 
     def text(self) -> str:
         """Its output so far."""
-        return self.log.read_text(errors="replace")
+        return self.group.log.read_text(errors="replace")
 
     def metrics(self) -> dict[str, float]:
         """Samples by name, summed over labels; ``_bucket`` left out."""
@@ -92,17 +73,13 @@ class Server:
 
     def kill(self) -> None:
         """End it at once, with everything it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        os.killpg(self.group.pid, signal.SIGKILL)
+        while self.group.poll() is None:
+            time.sleep(0.05)
 
     def stop(self) -> None:
-        """End it in order; then as ``kill`` does."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=30)
-        self.kill()
+        """End it in order, if it runs."""
+        self.group.stop()
 
 
 def vllm_server(
@@ -132,6 +109,7 @@ def vllm_server(
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
         "UCX_TLS": "tcp,self,sm",
+        **ONE_THREAD,
     }
     return Server(name, command, port=port, log=folder / f"{name}.log", env={**env, **own})
 

@@ -10,13 +10,12 @@ step is planned and sent while it is not done with the last.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
 from typing import Any
 
 import psutil
-import torch
+from kv_digest import kv_digest
 
 from vllm_tagma.errors import InvariantError
 
@@ -60,12 +59,9 @@ class RankProbe:
             held = table.block_table.np[row, : table.num_blocks_per_row[row]].tolist()
             new = scheduler_output.num_scheduled_tokens[request_id]
             computed = int(batch.num_computed_tokens_cpu[row]) + new
-            full = torch.tensor(held[: computed // table.block_size], dtype=torch.long)
-            sha = hashlib.sha1()
-            for cache in runner.kv_caches:
-                sha.update(cache[full].contiguous().view(torch.uint8).numpy().tobytes())
             ids[name_of(request_id)] = held
-            digests[name_of(request_id)] = f"{len(full)}:{sha.hexdigest()}"
+            full = held[: computed // table.block_size]
+            digests[name_of(request_id)] = kv_digest(runner.kv_caches, full)
         return {"ids": ids, "digests": digests}
 
 

@@ -26,14 +26,14 @@ def _changed(**changes: Any) -> Callable[[Path], Case]:
     return case
 
 
-def _lora(folder: Path) -> Case:
+def _lora(folder: Path, **engine: Any) -> Case:
     adapters = [["", ""]]
     for name in ("red", "yellow"):
         (folder / name).mkdir()
         adapters.append([name, str(tiny_models.lora_adapter(folder / name, name))])
     return Case(
         model=tiny_models.full_llama(folder),
-        engine={"enable_lora": True, "max_loras": 3, "max_lora_rank": 8},
+        engine={"enable_lora": True, "max_loras": 3, "max_lora_rank": 8, **engine},
         workload={"adapters": adapters},
     )
 
@@ -57,6 +57,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "priority": _changed(engine={"scheduling_policy": "priority"}, workload={"priorities": True}),
     "watermark": _changed(engine={"watermark": 0.15, "scheduler_reserve_full_isl": False}),
     "lora": _lora,
+    "lora-with-room": lambda folder: _lora(folder, num_gpu_blocks_override=96),
     "structured-output": _structured,
     "int8-weights": lambda folder: Case(
         model=tiny_models.int8_llama(folder), engine={"dtype": "bfloat16"}
@@ -83,10 +84,13 @@ def reports(
 def test_tokens_and_hits_are_stocks(name: str, reports: dict[str, Reports]) -> None:
     # Grammars are compiled in a thread: when a request is admitted depends on how fast that is.
     compiled = name == "structured-output"
+    # Each adapter has cached prefixes of its own, which fill the pool: a row that is relocated then
+    # takes the place of cached blocks, which stock would have evicted later. With room for all of
+    # them hits have to be equal, moved or not.
     require_equal(
         reports[name],
         caching=name != "no-prefix-caching",
-        preempts=not compiled,
+        preempts=not compiled and name != "lora-with-room",
         hits_when_moving=name != "lora",
         same_steps=not compiled,
     )

@@ -19,7 +19,10 @@ def test_a_load_leaves_nothing_behind_and_changes_no_token(
     engine_environment: dict[str, str], tmp_path: Path
 ) -> None:
     script, out = Path(__file__).with_name("load_run.py"), tmp_path / "load.json"
-    command = [sys.executable, str(script), "--minutes", "0.5", "--seed", "1", "--samples", "16"]
+    # Half the pool of the hour: half a minute on a busy machine sees few requests, and some of them
+    # are to be preempted.
+    command = [sys.executable, str(script), "--minutes", "0.5", "--blocks", "160"]
+    command += ["--seed", "1", "--samples", "16"]
     run = subprocess.run(
         [*command, "--out", str(out)],
         env=engine_environment,

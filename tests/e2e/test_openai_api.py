@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from http_server import free_port, wait_until_healthy
 from prometheus_client.parser import text_string_to_metric_families
 
+from vllm_tagma.lab.bench_serve.process import Group
+
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
-
-READY_SECONDS = 400
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def post(port: int, path: str, body: dict[str, Any]) -> Any:
@@ -100,25 +93,9 @@ def serving(
         "0",
     ]
     command += ["--served-model-name", "smollm2", "--enable-prompt-tokens-details"]
-    with log.open("w") as output:
-        server = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + READY_SECONDS
-        while True:
-            assert server.poll() is None, f"server ended:\n{log.read_text()[-6000:]}"
-            assert time.monotonic() < deadline, f"not ready:\n{log.read_text()[-6000:]}"
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
-                break
-            except OSError:
-                time.sleep(1)
+    with Group(command, env=environment, log=log, stop_timeout=60) as group:
+        wait_until_healthy(group, port)
         yield port, log
-    finally:
-        server.terminate()
-        try:
-            server.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            server.kill()
 
 
 def conversation(port: int) -> list[tuple[str, int]]:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 VOCAB = 128
 HIDDEN = 128
+_WINDOW = 64  # tokens
 _SHARP = ("q_proj", "k_proj")  # attention that looks at few positions
 _WEIGHTS = "model.safetensors"
 
@@ -138,6 +139,48 @@ def mtp_glm(folder: Path) -> Path:
     }
     changes = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
     return _write(folder, {**_config(folder), **changes}, weights)
+
+
+def window_mistral(folder: Path) -> Path:
+    """A window of 64 tokens in both layers: Mistral, one KV-cache group."""
+    from transformers import MistralConfig
+
+    return _save(folder, MistralConfig(**_COMMON, num_hidden_layers=2, sliding_window=_WINDOW))
+
+
+def mixed_gemma3(folder: Path) -> Path:
+    """Gemma 3 of 6 layers, every third one with full attention: two window groups and a full one
+    of two layers each. Embeddings are tied, hence small."""
+    from transformers import Gemma3TextConfig
+
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    config = Gemma3TextConfig(
+        **{**_COMMON, "tie_word_embeddings": True},
+        num_hidden_layers=6,
+        sliding_window=_WINDOW,
+        query_pre_attn_scalar=32,
+        layer_types=kinds,
+    )
+
+    def small(model: Any) -> None:
+        model.model.embed_tokens.weight.mul_(0.01)
+
+    return _save(folder, config, edit=small)
+
+
+def mixed_gptoss(folder: Path) -> Path:
+    """gpt-oss of 4 layers, window and full attention in turn: two groups of two layers."""
+    from transformers import GptOssConfig
+
+    config = GptOssConfig(
+        **{**_COMMON, "intermediate_size": 128},
+        num_hidden_layers=4,
+        sliding_window=_WINDOW,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    return _save(folder, config)
 
 
 def lora_adapter(folder: Path, name: str) -> Path:

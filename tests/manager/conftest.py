@@ -14,15 +14,27 @@ pytest.register_assert_rewrite("kv_worker", "manager_pair", "manager_solo", "sch
 @pytest.fixture(scope="session")
 def engine_configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """vLLM's configuration for each backend; the model is never loaded."""
+    return _configs(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def speculating_configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+    """The same by method of speculative decoding."""
+    return {
+        method: _configs(tmp_path_factory.mktemp(method), speculation=method)
+        for method in ("ngram", "draft_model", "eagle")
+    }
+
+
+def _configs(folder: Path, **options: str) -> dict[str, object]:
     from scheduler_trace import engine_config
 
-    folder = tmp_path_factory.mktemp("llama")
     with pytest.MonkeyPatch.context() as patch:
         # It tells test_vllm_033 where the sources lie; the backend refuses names it does not know.
         patch.delenv("TAGMA_VLLM033", raising=False)
         return {
-            "stock_config": engine_config(folder, "paged"),
-            "tagma_config": engine_config(folder, "tagma"),
+            f"{name}_config": engine_config(folder, backend, **options)
+            for name, backend in (("stock", "paged"), ("tagma", "tagma"))
         }
 
 

@@ -36,9 +36,10 @@ init_none_hash(sha256)
 
 
 @functools.cache
-def block_hasher(block_size: int) -> Any:
-    """vLLM's own hasher of full blocks."""
-    return get_request_block_hasher(block_size, sha256)
+def block_hasher(block_size: int, lookahead: int = 0) -> Any:
+    """vLLM's own hasher of full blocks. ``lookahead``: tokens behind a block that its hash covers,
+    which vLLM 0.32 does not know."""
+    return get_request_block_hasher(block_size, sha256, *((lookahead,) if lookahead else ()))
 
 
 def make_request(
@@ -55,6 +56,7 @@ def make_request(
     skip_reading: bool | None = None,
     report_mode: str | None = None,
     session_id: str | None = None,
+    hash_lookahead: int = 0,
 ) -> Request:
     """A waiting request. ``images`` holds (identifier, first position, length) each."""
     return Request(
@@ -82,7 +84,7 @@ def make_request(
             )
             for identifier, offset, length in images
         ],
-        block_hasher=block_hasher(block_size),
+        block_hasher=block_hasher(block_size, hash_lookahead),
     )
 
 

@@ -43,12 +43,7 @@ def two_groups() -> Any:
             "hash_block_size is 2 tokens with a block size of 4.",
         ),
         (
-            "hash-lookahead",
-            {"num_hash_lookahead_tokens": 1},
-            "num_hash_lookahead_tokens is 1, not 0.",
-        ),
-        (
-            "speculative-decoding",
+            "multi-module-mtp",
             {"num_prefill_lookahead": 3},
             "num_prefill_lookahead is 3, not 1.",
         ),

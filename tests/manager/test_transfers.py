@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_utils import get_block_hash
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import InvariantError, UnsupportedError
 from vllm_tagma.integration.scheduler import TagmaAsyncScheduler, TagmaScheduler
-from vllm_tagma.transfers import TransferContract
+from vllm_tagma.transfer_contract import TransferContract
 
 BLOCK = 4
 TOKENS = list(range(1_000, 1_400))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -69,7 +70,8 @@ def test_our_manager_is_built_and_the_name_put_back(
     assert type(plain.kv_cache_manager) is stock.KVCacheManager
 
 
-def test_one_line_is_logged(vllm_config: ConfigFactory) -> None:
+def _logged(vllm_config: ConfigFactory, **changes: Any) -> str:
+    """What building a scheduler of ours logs: one line."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -78,14 +80,68 @@ def test_one_line_is_logged(vllm_config: ConfigFactory) -> None:
     assert logger.isEnabledFor(logging.INFO)
     logger.addHandler(handler)
     try:
-        _build(ours.TagmaScheduler, vllm_config(additional_config=TAGMA))
+        _build(ours.TagmaScheduler, vllm_config(**{"additional_config": TAGMA, **changes}))
     finally:
         logger.removeHandler(handler)
     (line,) = lines
+    return line
+
+
+def test_one_line_says_what_was_started(vllm_config: ConfigFactory) -> None:
+    line = _logged(vllm_config)
     assert line.startswith(
-        "KV-cache backend tagma: 16 blocks of 32 tokens, alignment 1, vllm-tagma "
+        "KV-cache backend tagma: 16 blocks of 32 tokens, 1 group (FullAttention of 1 layer), "
+        "alignment 1, compaction live with up to 4096 blocks a step, vllm-tagma "
     )
     assert ", vLLM 0.3" in line
+    assert line.endswith(". Off: nothing.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "ending"),
+    [
+        (
+            {"enable_prefix_caching": False},
+            "Off: prefix caching (--no-enable-prefix-caching, or vLLM's choice for this model).",
+        ),
+        ({"compaction": "off"}, "Off: compaction (--tagma-compaction off)."),
+        ({"copy_budget": 0}, "Off: compaction (--tagma-copy-budget 0)."),
+        ({"compaction": "idle"}, "Off: moves of running requests (--tagma-compaction idle)."),
+        ({"pool_map_parts": 0}, "Off: the map of the pool (tagma.pool_map_parts 0)."),
+        (
+            {"debug_slots": True, "check_invariants": True},
+            "Off: nothing. Slow checks that are on: debug_slots, check_invariants.",
+        ),
+    ],
+)
+def test_the_line_says_what_is_off_and_why(
+    vllm_config: ConfigFactory, changes: dict[str, Any], ending: str
+) -> None:
+    vllm, tagma = ({}, changes) if "enable_prefix_caching" not in changes else (changes, {})
+    line = _logged(vllm_config, additional_config={**TAGMA, "tagma": tagma}, **vllm)
+    assert line.endswith(ending)
+    assert ("compaction off," in line) == ("Off: compaction" in ending)
+
+
+def test_the_line_says_why_a_connector_stops_live_moves(
+    vllm_config: ConfigFactory, tmp_path: Path
+) -> None:
+    connector = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
+    }
+    overlapped = _logged(
+        vllm_config,
+        kv_transfer_config=connector,
+        pipeline_parallel_size=2,
+        distributed_executor_backend="mp",
+    )
+    assert ", compaction idle with up to 4096 blocks a step," in overlapped
+    assert "moves of running requests (--tagma-compaction is idle instead of live: " in overlapped
+    plain = _logged(vllm_config, kv_transfer_config=connector)
+    assert ", compaction live with up to 4096 blocks a step," in plain
+    assert plain.endswith("Off: nothing.")
 
 
 def test_the_second_gate_sees_the_cache_groups(vllm_config: ConfigFactory) -> None:

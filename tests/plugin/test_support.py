@@ -1,4 +1,4 @@
-"""The support matrix is executable: every refused row has a configuration that shows its message.
+"""The support matrix is executable: every refused rule has a configuration that shows its message.
 
 Where vLLM builds such a configuration on a CPU, it is built; otherwise the finished configuration
 of a tiny model is changed in the one attribute that the option sets.
@@ -49,15 +49,15 @@ BY_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
         {"prefix_cache_retention_interval": 64},
         "--prefix-cache-retention-interval is 64",
     ),
-    "speculative-decoding": (
+    "ngram-gpu": (
         {
             "speculative_config": {
-                "method": "ngram",
+                "method": "ngram_gpu",
                 "num_speculative_tokens": 2,
                 "prompt_lookup_max": 2,
             }
         },
-        "--speculative-config is ngram",
+        "--speculative-config is ngram_gpu",
     ),
     "fast-prefill": ({"kv_sharing_fast_prefill": True}, "--kv-sharing-fast-prefill is True"),
     "kv-dtype-skip-layers": (
@@ -71,6 +71,12 @@ BY_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 # ---- one attribute of a finished configuration --------------------------------------------------
+
+
+def _drafts(method: str, *, parallel_drafting: bool = False) -> SimpleNamespace:
+    """What rows read of a ``SpeculativeConfig``."""
+    return SimpleNamespace(method=method, parallel_drafting=parallel_drafting)
+
 
 BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
     "v2-runner": ("use_v2_model_runner", True, "use_v2_model_runner is True"),
@@ -141,7 +147,35 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
     ),
     "aux-output": ("aux_output_config.enabled", True, "--enable-return-routed-experts is True"),
     "sleep-mode": ("model_config.enable_sleep_mode", True, "--enable-sleep-mode is True"),
-    "hash-lookahead": ("num_hash_lookahead_tokens", 1, "num_hash_lookahead_tokens is 1"),
+    "suffix": ("speculative_config", _drafts("suffix"), "--speculative-config is suffix"),
+    "dflash": ("speculative_config", _drafts("dspark"), "--speculative-config is dspark"),
+    "mlp-speculator": (
+        "speculative_config",
+        _drafts("mlp_speculator"),
+        "--speculative-config is mlp_speculator",
+    ),
+    "hidden-states": (
+        "speculative_config",
+        _drafts("extract_hidden_states"),
+        "--speculative-config is extract_hidden_states",
+    ),
+    "speculative-method": (
+        "speculative_config",
+        _drafts("custom_class"),
+        "--speculative-config is custom_class",
+    ),
+    "eagle3": ("speculative_config", _drafts("eagle3"), "--speculative-config is eagle3"),
+    "mtp": ("speculative_config", _drafts("mtp"), "--speculative-config is mtp"),
+    "parallel-drafting": (
+        "speculative_config",
+        _drafts("eagle", parallel_drafting=True),
+        "--speculative-config.parallel_drafting is True",
+    ),
+    "multi-module-mtp": (
+        "num_prefill_lookahead_tokens",
+        2,
+        "--speculative-config is None with 2 modules",
+    ),
     "diffusion": ("diffusion_config", object(), "--diffusion-config is set"),
     "encoder-decoder": (
         "model_config.is_encoder_decoder",
@@ -295,7 +329,7 @@ def _with_attribute(config: Any, path: str, value: Any) -> Any:
 
 
 # Options of one release only; every other attribute must exist in the installed one.
-ONLY_IN_033 = {"hash-lookahead", "sparse-indexer"}
+ONLY_IN_033 = {"sparse-indexer"}
 
 
 @pytest.mark.parametrize("rule_id", BY_ATTRIBUTE)
@@ -330,6 +364,7 @@ def test_cache_groups_are_refused(
 
 def test_every_refused_row_is_shown_here() -> None:
     shown = {*BY_ARGUMENTS, *BY_ATTRIBUTE, *(rule_id for rule_id, _, _ in CACHES)}
+    shown.add("v2-speculation")  # of two options at once, above
     refused = {rule.id for rule in RULES.values() if rule.status != "served"}
     assert shown == refused
 
@@ -376,6 +411,16 @@ def test_a_gpu_is_admitted_by_its_option_alone(vllm_config: ConfigFactory) -> No
     assert _refusals(_on_a_gpu(config)) == ["kv-connector-gpu"]
 
 
+def test_drafts_with_the_v2_runner_are_refused(vllm_config: ConfigFactory) -> None:
+    config = _with_attribute(
+        _on_a_gpu(_with_options(vllm_config, experimental_gpu=True)),
+        "speculative_config",
+        _drafts("eagle"),
+    )
+    value = "use_v2_model_runner is True while --speculative-config is eagle"
+    _assert_message(support.explain(config), "v2-speculation", value)
+
+
 def test_a_gpu_with_the_v1_runner_has_no_worker(vllm_config: ConfigFactory) -> None:
     config = _on_a_gpu(_with_options(vllm_config, experimental_gpu=True), v2=False)
     _assert_message(support.explain(config), "worker", f"{GPU_WORKER} with Model Runner V1")
@@ -417,6 +462,13 @@ SERVED: dict[str, dict[str, Any]] = {
         "additional_config": {"kv_cache_backend": "tagma", "tagma": {"debug_slots": True}}
     },
     "match unit equal to the block": {"prefix_match_unit": 32},
+    "n-gram speculation": {
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": 2,
+            "prompt_lookup_max": 2,
+        }
+    },
 }
 
 

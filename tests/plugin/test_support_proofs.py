@@ -1,4 +1,4 @@
-"""Each served row of the support matrix names tests that show it, and those tests run.
+"""Each served rule of the support matrix names tests that show it, and those tests run.
 
 pytest itself collects the named files, so a test that was renamed, a parameter that is gone or a
 file that cannot be imported is noticed; tests that are skipped or expected to fail prove nothing.

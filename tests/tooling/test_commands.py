@@ -10,7 +10,7 @@ import pytest
 
 TARGETS = (
     *("help", "serve", "test", "test-fast", "lint", "format", "cpp-test", "fuzz", "wheel"),
-    *("docs", "pytest", "env", "doctor", "drift", "clean", "distclean"),
+    *("docs", "pytest", "nightly", "env", "doctor", "drift", "clean", "distclean"),
 )
 
 
@@ -71,3 +71,14 @@ def test_ci_asks_for_vllms_newest_release_each_week(root):
     assert "make drift" in job
     assert re.search(r'schedule:\n +- cron: "\d+ \d+ \* \* \d"', workflow)
     assert "tools/drift.py --version '9.9'" in make(root, "--dry-run", "drift", "VERSION=9.9")
+
+
+def test_the_long_runs_come_each_night(root):
+    workflow = (root / ".github" / "workflows" / "nightly.yml").read_text()
+    assert re.search(r'schedule:\n +- cron: "\d+ \d+ \* \* \*"', workflow)
+    assert "make nightly" in workflow
+    text = make(root, "--dry-run", "nightly", "SEED=7")
+    marks = ["pool_fuzz --ops", "pool_soak --mode", "upstream_run.py", "load_run.py --minutes 60"]
+    places = [text.index(mark) for mark in marks]
+    assert places == sorted(places)
+    assert text.count("--seed 7") >= 4

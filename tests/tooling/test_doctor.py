@@ -39,6 +39,7 @@ def test_healthy_installation(monkeypatch):
     assert status == 0
     for word in ("Python", "vllm-tagma", "native module", "vLLM", "torch", "triton", "seams"):
         assert word in text
+    assert "vllm serve MODEL --kv-cache-backend tagma" in text
     assert text.rstrip().endswith("ok")
 
 
@@ -135,5 +136,7 @@ def test_model_that_is_served_and_flags_that_are_refused(root):
     )
     assert served.returncode == 0, served.stdout + served.stderr
     assert "nothing in its configuration would be refused" in served.stdout
+    line = next(line for line in served.stdout.splitlines() if " serve " in line)
+    assert f"vllm serve {model} --kv-cache-backend tagma" in line
     assert refused.returncode == 1
     assert "--scheduler-cls is my.Scheduler" in " ".join(refused.stdout.replace("│", " ").split())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 import uuid
 
 import numpy as np
 import pytest
+
+from prerequisites import require_nixl
 
 os.environ.setdefault("UCX_TLS", "tcp,self,sm")
 
@@ -64,11 +65,7 @@ class Peer:
 @pytest.fixture
 def peers():
     """Makes two peers (local, remote) of given sizes; closed at the end of the test."""
-    if importlib.util.find_spec("nixl") is None:
-        message = "NIXL is not installed: `make test` does it, or pip install vllm-tagma[nixl]"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
+    require_nixl()
     made = []
 
     def make(**sizes):

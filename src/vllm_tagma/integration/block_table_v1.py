@@ -16,7 +16,7 @@ from vllm.v1.worker.block_table import BlockTable, SlotMappingMode
 from vllm_tagma import support
 from vllm_tagma._native import BlockRanges
 from vllm_tagma.errors import SeamError
-from vllm_tagma.integration.row_updates import require_fits, require_same_ids, require_width
+from vllm_tagma.integration.row_updates import require_fits, require_same_ids, row_too_long
 from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.worker.range_table import RangeTable
 from vllm_tagma.worker.slot_audit import SlotAudit
@@ -81,8 +81,8 @@ class TagmaBlockTable(BlockTable):  # type: ignore[misc]
         ``InvariantError`` for a row longer than the table is wide; nothing has changed then.
         """
         end = first_block + len(ranges)
-        if end > self.max_num_blocks_per_req:  # else nobody asks for the name
-            require_width(self.name_row(row_idx), end, self.max_num_blocks_per_req)
+        if end > self.max_num_blocks_per_req:
+            raise row_too_long(self.name_row(row_idx), end, self.max_num_blocks_per_req)
         self.ranges.write(row_idx, first_block, ranges)
         ranges.write_ids(self.block_table.np[row_idx], first_block)
         self.num_blocks_per_row[row_idx] = end

@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm_tagma import support
 from vllm_tagma._native import BlockRanges
 from vllm_tagma.errors import UnsupportedError
-from vllm_tagma.integration.row_updates import require_fits, require_same_ids, require_width
+from vllm_tagma.integration.row_updates import require_fits, require_same_ids, row_too_long
 from vllm_tagma.kernels.expansion import expand_block_tables
 from vllm_tagma.kernels.slot_mapping import compute_slot_mappings
 from vllm_tagma.ranges import NULL_BLOCK
@@ -127,7 +127,7 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
             width = self.input_block_tables[group].shape[1]
             if first + len(ranges) > width:
                 name = f"{self.name_row(row)}, group {group},"
-                require_width(name, first + len(ranges), width)
+                raise row_too_long(name, first + len(ranges), width)
             if self.redirect_writes_to_null_block and len(ranges):
                 ends[at] = RowEnd(group, first, BlockRanges([(NULL_BLOCK, len(ranges))]))
         self.ranges.write(row, ends)

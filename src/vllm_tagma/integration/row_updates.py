@@ -109,16 +109,13 @@ def require_fits(update: RowUpdate, *, held: int, brought: int) -> None:
     )
 
 
-def require_width(row: str, num_blocks: int, width: int) -> None:
-    """Law W2: the row, named as errors shall name it, is no longer than the block table is wide.
-
-    Raises ``InvariantError`` with both counts.
-    """
-    if num_blocks > width:
-        raise InvariantError(
-            f"law W2 (row updates): {row} would have {num_blocks} blocks, and the block table "
-            f"holds {width} a row. {REPORT}"
-        )
+def row_too_long(row: str, num_blocks: int, width: int) -> InvariantError:
+    """Law W2: the error for a row, named as errors shall name it, that is longer than the block
+    table is wide."""
+    return InvariantError(
+        f"law W2 (row updates): {row} would have {num_blocks} blocks, and the block table holds "
+        f"{width} a row. {REPORT}"
+    )
 
 
 def require_same_ids(update: RowUpdate, block_ids: Sequence[int]) -> None:

@@ -22,13 +22,14 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from vllm_tagma import support, versions
+from vllm_tagma import support
 from vllm_tagma.class_names import WORKERS
 from vllm_tagma.config import BACKEND_KEY, TagmaConfig, backend_of
 from vllm_tagma.errors import ConfigError, SeamError
 from vllm_tagma.integration.name_swap import name_stands_for
 from vllm_tagma.integration.row_updates import sent_whole, with_row_updates
 from vllm_tagma.integration.seams import require_seams
+from vllm_tagma.integration.start_line import start_line
 from vllm_tagma.integration.stats import StatsFeed
 from vllm_tagma.manager import TagmaKVCacheManager
 
@@ -47,9 +48,9 @@ class _ManagerSwap:
         require_seams("scheduler")
         _require_whole_backend(vllm_config)
         support.require_supported(vllm_config, kv_cache_config)
-        tagma_config = _ordered_moves(
-            vllm_config, TagmaConfig.from_sources(vllm_config.additional_config)
-        )
+        asked = TagmaConfig.from_sources(vllm_config.additional_config)
+        lost = _unordered_moves(vllm_config, asked)
+        tagma_config = dataclasses.replace(asked, compaction="idle") if lost else asked
         build = functools.partial(TagmaKVCacheManager, tagma_config=tagma_config)
         with name_stands_for(_scheduler_module, "KVCacheManager", KVCacheManager, build):
             super().__init__(*args, **kwargs)
@@ -62,14 +63,14 @@ class _ManagerSwap:
         self._stats_feed = StatsFeed(
             self.kv_cache_manager.pool, map_parts=tagma_config.pool_map_parts
         )
-        _logger.info(
-            "KV-cache backend tagma: %d blocks of %d tokens, alignment %d, vllm-tagma %s, vLLM %s",
-            kv_cache_config.num_blocks,
-            kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
-            tagma_config.alignment,
-            versions.tagma_version(),
-            versions.installed_vllm_version(),
+        line = start_line(
+            kv_cache_config,
+            tagma_config,
+            caching=self.kv_cache_manager.enable_caching,
+            stats=self.kv_cache_manager.log_stats,
+            lost=lost,
         )
+        _logger.info("%s", line)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step of vLLM's, with the ranges of the rows that changed (``row_updates.py``)."""
@@ -104,8 +105,8 @@ class TagmaAsyncScheduler(_ManagerSwap, AsyncScheduler):  # type: ignore[misc]
     """vLLM's asynchronous scheduler on ``TagmaKVCacheManager``."""
 
 
-def _ordered_moves(vllm_config: Any, options: TagmaConfig) -> TagmaConfig:
-    """The options, without live moves where a connector could see a block before its content.
+def _unordered_moves(vllm_config: Any, options: TagmaConfig) -> str | None:
+    """Why running requests must not move here although the options ask for it; None if they may.
 
     Where steps overlap, a request may end, or have failed to load a block, while the next step has
     been scheduled already and moves it. The connector would name the new blocks before the copy is
@@ -113,12 +114,11 @@ def _ordered_moves(vllm_config: Any, options: TagmaConfig) -> TagmaConfig:
     """
     overlapped = vllm_config.max_concurrent_batches > 1
     if vllm_config.kv_transfer_config is None or not overlapped or options.compaction != "live":
-        return options
-    _logger.info(
-        "Steps overlap and a KV connector is set: --tagma-compaction is idle instead of live, so "
-        "that no running request moves while its blocks may be sent"
+        return None
+    return (
+        "--tagma-compaction is idle instead of live: steps overlap and a KV connector is set, so "
+        "blocks may be sent while the next step moves them"
     )
-    return dataclasses.replace(options, compaction="idle")
 
 
 def _require_whole_backend(vllm_config: Any) -> None:

@@ -16,24 +16,6 @@ _DROP = "drop the option"
 CACHE_RULES: Final[tuple[Rule, ...]] = (
     # ---- not served: what a request's blocks mean ----
     Rule(
-        id="speculative-decoding",
-        title="speculative decoding (every method, multi-module MTP included)",
-        option="--speculative-config",
-        status="planned",
-        why="The manager drops EAGLE's last block, but drafts on range tables were not tested",
-        way_out="drop --speculative-config",
-        in_config=probe.if_set("speculative_config", "method"),
-    ),
-    Rule(
-        id="hash-lookahead",
-        title="block hashes that look ahead",
-        option="num_hash_lookahead_tokens",
-        status="planned",
-        why="vLLM 0.33 sets it with EAGLE-like drafts",
-        way_out="drop --speculative-config",
-        in_config=probe.unless("num_hash_lookahead_tokens", 0),
-    ),
-    Rule(
         id="diffusion",
         title="diffusion language models",
         option="--diffusion-config",

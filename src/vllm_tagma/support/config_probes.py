@@ -8,7 +8,7 @@ classes are told by name, so that no probe imports vLLM.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from vllm_tagma.class_names import CPU_WORKER, GPU_WORKER, SCHEDULERS, WORKERS
@@ -67,6 +67,48 @@ def if_set(path: str, show: str = "") -> Find:
         return "set" if shown is None else str(shown)
 
     return find
+
+
+def _method(config: Any) -> str | None:
+    """How a configuration drafts, as vLLM finished it: every kind of MTP is "mtp"."""
+    found = attribute(config, "speculative_config.method")
+    return None if found is None else str(found)
+
+
+def speculation(*methods: str) -> Find:
+    """Finds one of these methods of speculative decoding."""
+
+    def find(config: Any) -> str | None:
+        found = _method(config)
+        return found if found in methods else None
+
+    return find
+
+
+def other_speculation(known: Collection[str]) -> Find:
+    """Finds a method of speculative decoding that is not ``known``."""
+
+    def find(config: Any) -> str | None:
+        found = _method(config)
+        return None if found is None or found in known else found
+
+    return find
+
+
+def v2_speculation(config: Any) -> str | None:
+    drafts = _method(config) is not None and attribute(config, "use_v2_model_runner")
+    return f"True while --speculative-config is {_method(config)}" if drafts else None
+
+
+def multi_module_mtp(config: Any) -> str | None:
+    ahead = attribute(config, "num_prefill_lookahead_tokens") or 0
+    return None if ahead <= 1 else f"{_method(config)} with {ahead} modules"
+
+
+def parallel_drafting(config: Any) -> str | None:
+    if _method(config) in ("dflash", "dspark"):
+        return None  # that rule speaks
+    return "True" if attribute(config, "speculative_config.parallel_drafting") else None
 
 
 def prefix_match_unit(config: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Rows of the support matrix about KV connectors, by the connector's name.
+"""Rules of the support matrix about KV connectors, by the connector's name.
 
 A connector is served when a test runs it on this backend; any other is refused by its name, with
 what stands in the way. ``MultiConnector`` is served if all that it joins are.
@@ -37,7 +37,7 @@ _SERVED_NAMES: Final = ", ".join(sorted(SERVED_CONNECTORS))
 def _connectors(config: Any) -> Iterator[tuple[str, str | None]]:
     """Name and module of the connector, and of those that a ``MultiConnector`` joins."""
     if attribute(config, "cache_config.kv_offloading_size") is not None:
-        return  # vLLM derives the connector from it; that row speaks
+        return  # vLLM derives the connector from it; that rule speaks
     transfer = attribute(config, "kv_transfer_config")
     name = getattr(transfer, "kv_connector", None)
     if name is None:

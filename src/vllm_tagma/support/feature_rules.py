@@ -1,6 +1,6 @@
-"""Rows of the support matrix about what is asked of a running engine, and how it is scheduled.
+"""Rules of the support matrix about what is asked of a running engine, and how it is scheduled.
 
-How rows are joined: ``rule_table.py``; what they ask: ``config_probes.py``.
+How rules are joined: ``rule_table.py``; what they ask: ``config_probes.py``.
 """
 
 from __future__ import annotations

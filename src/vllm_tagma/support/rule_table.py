@@ -1,6 +1,6 @@
-"""The support matrix: all rows joined. How they are used: ``gates.py``.
+"""The support matrix: all rules joined. How they are used: ``gates.py``.
 
-A row may name an option of a single vLLM release. A row for a new option is added in the file of
+A rule may name an option of a single vLLM release. A rule for a new option is added in the file of
 its subject (``*_rules.py``) and nowhere else; what most ask is in ``config_probes.py``.
 """
 
@@ -14,7 +14,8 @@ from vllm_tagma.support.feature_rules import FEATURE_RULES
 from vllm_tagma.support.process_rules import PROCESS_RULES
 from vllm_tagma.support.rule import Rule
 from vllm_tagma.support.served_rules import SERVED_RULES
+from vllm_tagma.support.speculation_rules import SPECULATION_RULES
 
 RULES: Final[tuple[Rule, ...]] = (
-    SERVED_RULES + FEATURE_RULES + PROCESS_RULES + CONNECTOR_RULES + CACHE_RULES
+    SERVED_RULES + FEATURE_RULES + PROCESS_RULES + CONNECTOR_RULES + CACHE_RULES + SPECULATION_RULES
 )

@@ -16,6 +16,10 @@ import numpy.typing as npt
 from vllm_tagma.errors import InvariantError
 from vllm_tagma.ranges import NULL_BLOCK, PAD_SLOT_ID
 
+FIRST_REPORT = 1024
+"""Batches after which the counters are logged, and again whenever their number has doubled: vLLM
+may kill a worker before it can log a summary."""
+
 # Under vLLM's logger: its handlers and level apply, a logger of our own would stay silent.
 _logger = logging.getLogger("vllm.tagma.worker")
 
@@ -75,14 +79,19 @@ class SlotAudit:
         self.batches += 1
         self.slots += tokens
         self.padded += int(np.count_nonzero(expected == PAD_SLOT_ID))
+        if self.batches >= FIRST_REPORT and self.batches & (self.batches - 1) == 0:
+            self._log()
 
     def log_summary(self) -> None:
         """Logs the counters once, at INFO."""
         if not self._summary_logged:
             self._summary_logged = True
-            _logger.info(
-                "debug_slots: %d slots in %d batches equal the block table's, %d without a slot",
-                self.slots,
-                self.batches,
-                self.padded,
-            )
+            self._log()
+
+    def _log(self) -> None:
+        _logger.info(
+            "debug_slots: %d slots in %d batches equal the block table's, %d without a slot",
+            self.slots,
+            self.batches,
+            self.padded,
+        )

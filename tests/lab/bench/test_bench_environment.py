@@ -35,7 +35,8 @@ def test_a_foreign_repository_lends_no_commit(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     git("add", "file")
     git("commit", "--quiet", "-m", "first")
-    assert environment.capture(root=tmp_path)["source"] == {"commit": None, "modified": None}
+    source = environment.capture(root=tmp_path)["source"]
+    assert (source["commit"], source["modified"], source["core_commit"]) == (None, None, None)
 
 
 def test_pinning_takes_one_cpu_and_refuses_others() -> None:

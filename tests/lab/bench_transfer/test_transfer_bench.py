@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from prerequisites import require_nixl
 
 pytest.importorskip("vllm")
 
@@ -61,11 +61,7 @@ def test_pools_of_ranges_pair_in_fewer_runs(pools):
 
 
 def test_the_command_counts_what_it_posts(tmp_path: Path):
-    if importlib.util.find_spec("nixl") is None:
-        message = "NIXL is not installed: `make test` does it, or pip install vllm-tagma[nixl]"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
+    require_nixl()
     result = tmp_path / "result.json"
     tagma = Path(sys.executable).with_name("tagma")
     command = [str(tagma), "bench", "transfer", "--limit", "120", "--samples", "4"]

@@ -98,6 +98,26 @@ def test_prefill_gets_one_token_and_decode_gets_its_blocks():
     run(go())
 
 
+def test_no_request_is_sent_on_a_connection_that_a_server_may_have_closed():
+    """vLLM closes idle connections; a request sent on one at that moment had no answer."""
+    connections = []
+
+    class Noting(Side):
+        async def complete(self, request):
+            connections.append(request.protocol)
+            return await super().complete(request)
+
+    async def go():
+        prefill, decode = Noting({"kv_transfer_params": PARAMS}), Noting({"choices": [1]})
+        async with running(prefill, decode) as (session, url):
+            for _ in range(3):
+                async with session.post(url + "/v1/completions", json={"prompt": "p"}) as answer:
+                    assert answer.status == 200
+
+    run(go())
+    assert len(connections) == len(set(connections)) == 6
+
+
 def test_what_prefill_is_asked():
     asked = prefill_body(
         {

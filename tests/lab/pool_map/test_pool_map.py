@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 from vllm_tagma import metrics
 from vllm_tagma.cli import app
 from vllm_tagma.integration.stat_logger import TagmaStatLogger
-from vllm_tagma.lab.pool_map.map_drawing import draw, merged
+from vllm_tagma.lab.pool_map.map_drawing import changes, draw, merged
 from vllm_tagma.lab.pool_map.map_source import EnginePool, MapError, metrics_url, read_pools
 
 GAUGES = {
@@ -42,6 +42,7 @@ GAUGES = {
     "holes": 2,
     "largest_hole_blocks": 48,
     "headroom_blocks": 9,
+    "pinned_blocks": 0,
 }
 # 320 blocks in 64 parts of 5: half is live, then 0.3 cached, then empty but for one block.
 PARTS = {i: (5, 0) if i < 32 else (0, 5) if i < 51 else (0, 0) for i in range(64)} | {51: (0, 1)}
@@ -63,7 +64,7 @@ class Exporter:
         )
 
     def record(self, engine: int = 0, **changes: Any) -> Exporter:
-        message = metrics.Message(gauges=GAUGES, **{"parts": PARTS, **changes})
+        message = metrics.Message(**{"gauges": GAUGES, "parts": PARTS, **changes})
         stats = SimpleNamespace(num_kv_fetch_reqs_by_stage=message.pack())
         self.logger.record(stats, None, engine_idx=engine)
         return self
@@ -141,6 +142,54 @@ def test_the_pool_is_drawn_by_address_with_its_figures(server: Server) -> None:
         "evicted 1,234, moved 0 cached and 7 live blocks",
     ]
     assert legend.split() == ["by", "address:", "█", "live", "▒", "cached", "·", "hole"]
+
+
+def looks_apart() -> tuple[list[EnginePool], list[EnginePool]]:
+    """One pool, before and after a step: the last live part empties, two cached ones fill."""
+    exporter = Exporter().record(added={"moved_live_blocks": 7, "evictions": 5})
+    before = exporter.pools()
+    gauges = {**GAUGES, "row_ranges": 9, "holes": 1, "pinned_blocks": 12, "live_blocks": 165}
+    parts = {31: (0, 0), 40: (5, 0), 41: (5, 0)}
+    exporter.record(gauges=gauges, parts=parts, added={"moved_live_blocks": 1200})
+    return before, exporter.pools()
+
+
+def test_a_watcher_sees_what_changed_and_where() -> None:
+    before, after = looks_apart()
+    stream = io.StringIO()
+    console = Console(file=stream, width=73, color_system=None, highlight=False)
+    console.print(draw(after, console, before=before))
+    cells, marks, *lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert marks == " " * len("engine 0 ") + " " * 31 + "-" + " " * 8 + "++"
+    assert cells[len("engine 0 ") + 31] == "·"
+    assert "  pinned 12 blocks; 0 transfers in 0 runs, 0 block by block" in lines
+    assert changes(before[0], after[0]) == (
+        "since the last look: ranges +3, live +5, holes -1, pinned +12, moved live 1,200"
+    )
+    assert "since the last look: ranges +3" in lines[0]
+    again = changes(after[0], after[0])
+    assert again == "since the last look: no change"
+
+
+def test_a_server_that_restarted_is_counted_anew() -> None:
+    before, after = looks_apart()
+    assert changes(after[0], before[0]).endswith("pinned -12, moved live 7")
+
+
+def test_transfers_are_shown_with_those_that_were_not_merged() -> None:
+    labels = 'engine="0",model_name="tiny"'
+    text = Exporter().record().text() + "".join(
+        f"vllm:tagma_transfer_{name}_total{{{labels}{more}}} {value}\n"
+        for name, more, value in (
+            ("merged", "", 6),
+            ("runs", "", 8),
+            ("unmerged", ',reason="a"', 2),
+            ("unmerged", ',reason="b"', 3),
+        )
+    )
+    (pool,) = read_pools(text, address="http://test/metrics")
+    assert (pool.transfers, pool.transfer_runs, pool.transfers_unmerged) == (6, 8, 5)
+    assert "  pinned 0 blocks; 6 transfers in 8 runs, 5 block by block" in shown([pool], width=90)
 
 
 def test_the_limit_of_ranges_is_shown_when_it_was_reached() -> None:
@@ -242,6 +291,8 @@ def test_watching_ends_with_the_server(server: Server) -> None:
         rows = 0
         while rows < 3:
             rows += process.stdout.readline().startswith("engine 0")
+        text = "".join(process.stdout.readline() for _ in range(3))
+        assert "since the last look: no change" in text
         server.close()
         assert process.wait(30) == 1
         assert "tagma map: no server answers" in process.stderr.read()

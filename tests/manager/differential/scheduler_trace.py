@@ -25,7 +25,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -34,6 +34,7 @@ from vllm_tagma.integration.scheduler import TagmaAsyncScheduler, TagmaScheduler
 from vllm_tagma.manager import TagmaKVCacheManager
 
 STEPS = 90
+DRAFTS = 3
 _LIMITS = {"max_model_len": 256, "max_num_batched_tokens": 256, "max_num_seqs": 64}
 _LLAMA = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
 "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -41,15 +42,20 @@ _LLAMA = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidd
 "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": false}"""
 
 
-def engine_config(folder: Path, backend: str) -> VllmConfig:
+def engine_config(folder: Path, backend: str, *, speculation: str = "") -> VllmConfig:
     """A configuration as ``vllm serve --kv-cache-backend`` makes it, of a model that is never
-    loaded."""
+    loaded. ``speculation``: a method; draft models and heads are never loaded either."""
     (folder / "config.json").write_text(_LLAMA)
+    drafts: dict[str, Any] = {}
+    if speculation:
+        source = {"prompt_lookup_max": 3} if speculation == "ngram" else {"model": str(folder)}
+        drafts = {"method": speculation, "num_speculative_tokens": DRAFTS, **source}
     return EngineArgs(
         model=str(folder),
         skip_tokenizer_init=True,
         block_size=32,
         additional_config={"kv_cache_backend": backend},
+        **({"speculative_config": drafts} if drafts else {}),
         **_LIMITS,
     ).create_engine_config()
 
@@ -111,13 +117,18 @@ class Side:
         self.worker: KvWorker | None = None  # and the memory that it would write
         self.unexecuted: deque[Step] = deque()
         self.rows_moved = 0
+        self.accepted = self.rejected = 0  # drafts
 
     def step(self, seed: int) -> dict[str, Any]:
         """Schedules; returns what the other side must have decided, too."""
         output = self.scheduler.schedule()
         self._apply_to_worker(output)
         sampled = [
-            [] if self.scheduler.requests[name].is_prefill_chunk else [self._sample(seed, name)]
+            []
+            if self.scheduler.requests[name].is_prefill_chunk
+            else self._sample(
+                seed, name, drafts=len(output.scheduled_spec_decode_tokens.get(name, ()))
+            )
             for name in output.num_scheduled_tokens
         ]
         names = list(output.num_scheduled_tokens)
@@ -155,9 +166,18 @@ class Side:
         """Takes the oldest step's output in; returns what clients and loggers get to see."""
         seen = []
         step = self.unexecuted.popleft()
+        for part in step.scheduled:
+            self._place(part)
         if self.worker is not None:
             self.worker.execute(step)
-        for client, outputs in self.scheduler.update_from_output(*self.steps.popleft()).items():
+        output, results = self.steps.popleft()
+        known = {
+            part.request.request_id: (part.request.num_tokens, self._accepted(part, results))
+            for part in step.scheduled
+        }
+        updated = self.scheduler.update_from_output(output, results)
+        self._take_drafts(step, output, results, known)
+        for client, outputs in updated.items():
             stats = outputs.scheduler_stats
             seen.append(
                 (
@@ -183,12 +203,60 @@ class Side:
             )
         return seen
 
-    def _sample(self, seed: int, name: str) -> int:
+    def _sample(self, seed: int, name: str, *, drafts: int = 0) -> list[int]:
+        """As many of the drafts as are accepted, and the token behind them."""
         request = self.scheduler.requests[name]
         position = request.num_output_tokens + len(self.steps)
-        return random.Random(f"{seed} {name} {position} {request.num_preemptions}").randrange(
-            3, 256
-        )
+        draw = random.Random(f"{seed} {name} {position} {request.num_preemptions}")
+        token = draw.randrange(3, 256)
+        accepted = draw.randint(0, drafts) if drafts else 0
+        return [token] + [draw.randrange(3, 256) for _ in range(accepted)]
+
+    @staticmethod
+    def _place(part: Scheduled) -> None:
+        """Where the worker computes, once it knows which drafts of the steps before were rejected;
+        the scheduler had counted them as computed."""
+        request = part.request
+        if request.num_preemptions == part.preemptions:  # of ended requests as well: they are read
+            tokens = part.end - part.start
+            part.start = request.num_computed_tokens - request.num_in_flight_tokens
+            part.end = part.start + tokens
+
+    @staticmethod
+    def _accepted(part: Scheduled, results: ModelRunnerOutput) -> int:
+        """Drafts that the step confirmed; vLLM shortens the list when a request stops."""
+        index = results.req_id_to_index[part.request.request_id]
+        return max(len(results.sampled_token_ids[index]) - 1, 0)
+
+    def _take_drafts(
+        self,
+        step: Step,
+        output: SchedulerOutput,
+        results: ModelRunnerOutput,
+        known: dict[str, tuple[int, int]],
+    ) -> None:
+        """Confirmed drafts are in memory under tokens that were not known; then come new drafts,
+        which the asynchronous scheduler takes for granted."""
+        scheduler = self.scheduler
+        new: dict[str, list[int]] = {}
+        for part in step.scheduled:
+            request, name = part.request, part.request.request_id
+            if request.num_preemptions != part.preemptions:
+                continue
+            drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+            sampled = results.sampled_token_ids[results.req_id_to_index[name]]
+            if drafts:
+                tokens, accepted = known[name]
+                confirmed = min(accepted, request.num_tokens - tokens)
+                self.accepted += confirmed
+                self.rejected += drafts - confirmed
+                if self.worker is not None and confirmed:
+                    self.worker.rewrite(request, tokens, tokens + confirmed)
+            if sampled and name in scheduler.requests:
+                most = scheduler.num_spec_tokens
+                new[name] = [1] * (request.num_tokens % (most + 1))
+        if scheduler.num_spec_tokens and not isinstance(scheduler, AsyncScheduler):
+            scheduler.update_draft_token_ids(DraftTokenIds(list(new), list(new.values())))
 
     def _apply_to_worker(self, output: SchedulerOutput) -> None:
         step = self._received(output)
@@ -334,6 +402,9 @@ class SchedulerTrace:
         self.texts: list[list[int]] = []  # prompts and outputs seen so far: second turns
         self.created = 0
         self.decided: dict[str, Any] = {}  # what the last step scheduled
+        self.hash_lookahead = getattr(stock_config, "num_hash_lookahead_tokens", 0)
+        if not self.caching:
+            self.hash_lookahead = 0
         self.counts = {"preempted": 0, "cached_tokens": 0, "finished": 0, "resets": 0}
 
     def run(self, steps: int = STEPS) -> dict[str, int]:
@@ -347,6 +418,8 @@ class SchedulerTrace:
         self.counts["rows_moved"] = self.tagma.rows_moved
         self.counts["reads"] = self.tagma.worker.reads
         self.counts["dropped"] = self.tagma.worker.dropped
+        self.counts["accepted"] = self.tagma.accepted
+        self.counts["rejected"] = self.tagma.rejected
         return self.counts
 
     def _step(self) -> None:
@@ -399,6 +472,7 @@ class SchedulerTrace:
                 "arrival": float(self.created),
                 "skip_reading": True if rng.random() < 0.1 else None,
                 "report_mode": "full" if rng.random() < 0.1 else None,
+                "hash_lookahead": self.hash_lookahead,
             }
             self._add(f"r{self.created}", tokens, options)
 

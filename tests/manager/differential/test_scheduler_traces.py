@@ -63,3 +63,51 @@ def test_live_traces_move_rows(engine_configs: Any) -> None:
         SchedulerTrace(100, mode="live/65536/0.0", alone=True, **engine_configs).run()
     )
     assert totals["rows_moved"] > 20
+
+
+SPECULATING = [
+    (method, mode, seed)
+    for method in ("ngram", "draft_model", "eagle")
+    for mode, seeds in (("exact", range(12)), ("idle", range(20, 26)))
+    for seed in seeds
+]
+
+
+@pytest.mark.parametrize(("method", "mode", "seed"), SPECULATING)
+def test_trace_with_drafts(
+    method: str, mode: str, seed: int, speculating_configs: dict[str, Any]
+) -> None:
+    """Slots for drafts ahead of the tokens, drafts that are rejected, and, with EAGLE, hits without
+    their last block, or hashes that look ahead from vLLM 0.33 on."""
+    test = "test_scheduler_traces.py::test_trace_with_drafts"
+    with seed_is_told(test, f"{method}-{mode}-{seed}"):
+        counts = SchedulerTrace(seed, mode=mode, **speculating_configs[method]).run()
+        _totals[f"{method} drafts"].update(counts)
+
+
+@pytest.mark.parametrize("seed", range(200, 206))
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle"])
+def test_live_moves_lose_nothing_of_drafts(
+    method: str, seed: int, speculating_configs: dict[str, Any]
+) -> None:
+    """Ours alone, rows moving between the steps that write and confirm drafts."""
+    test = "test_scheduler_traces.py::test_live_moves_lose_nothing_of_drafts"
+    with seed_is_told(test, f"{method}-{seed}"):
+        counts = SchedulerTrace(
+            seed, mode="live/65536/0.0", alone=True, **speculating_configs[method]
+        ).run()
+        _totals["live drafts"].update(counts)
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle"])
+def test_traces_with_drafts_reach_what_they_claim(
+    method: str, speculating_configs: dict[str, Any]
+) -> None:
+    totals = _totals[f"{method} drafts"] or collections.Counter(
+        SchedulerTrace(3, **speculating_configs[method]).run(steps=200)
+    )
+    for count in ("finished", "cached_tokens", "reads", "accepted", "rejected"):
+        assert totals[count] > 0, count
+    if _totals["live drafts"]:
+        assert _totals["live drafts"]["rows_moved"] > 5
+        assert totals["preempted"] > 30

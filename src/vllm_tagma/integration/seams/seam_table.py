@@ -316,7 +316,7 @@ _SCHEDULER_SEAMS = (
         callee="self.kv_cache_manager.block_pool.free_blocks",
         kind="contract",
         room="scheduler",
-        why="takes back what pop_blocks_for_free gave (transfers.py)",
+        why="takes back what pop_blocks_for_free gave (transfer_contract.py)",
         expected="(*1)",
         remove_when=_FACTORY,
     ),

@@ -13,13 +13,12 @@ FACTORY: Final = "vllm.distributed.kv_transfer.kv_connector.factory"
 
 MODULE: Final = "vllm_tagma.integration.transfer.nixl_connectors"
 
-CONNECTORS: Final = ("TagmaNixlConnector", "TagmaNixlPushConnector")
-
 STOCK_TO_OURS: Final = {
     "NixlConnector": "TagmaNixlConnector",
     "NixlPullConnector": "TagmaNixlConnector",
     "NixlPushConnector": "TagmaNixlPushConnector",
 }
+CONNECTORS: Final = tuple(dict.fromkeys(STOCK_TO_OURS.values()))
 
 
 def make_known(factory_module: ModuleType) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ import typer
 from vllm_tagma.errors import TagmaError
 from vllm_tagma.lab.bench_serve.serve_command import register
 from vllm_tagma.lab.bench_transfer.transfer_command import register as register_transfer
+from vllm_tagma.lab.quiet_vllm import quiet_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,10 +96,7 @@ def _run(
     cpu: int | None,
     list_only: bool,
 ) -> None:
-    # vLLM reads these when it is imported: no logs between the rows, no look-ups of models.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    quiet_vllm()
     from rich.console import Console
 
     from vllm_tagma import versions

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from vllm_tagma import versions
+from vllm_tagma.lab.bench import core_source
+from vllm_tagma.lab.bench.core_source import git
 
 _CPU = Path("/sys/devices/system/cpu")
 _PACKAGES = ("torch", "numpy", "typer", "rich")
@@ -45,7 +46,10 @@ def capture(*, root: Path | None = None) -> dict[str, Any]:
             "vllm_tagma": versions.tagma_version(),
             **{name: _version(name) for name in _PACKAGES},
         },
-        "source": _commit(root or Path(__file__).resolve().parent),
+        "source": {
+            **_commit(root or Path(__file__).resolve().parent),
+            "core": core_source.compiled(),
+        },
     }
 
 
@@ -134,27 +138,15 @@ def _version(name: str) -> str | None:
 
 
 def _commit(folder: Path) -> dict[str, Any]:
-    """Commit of the source tree that holds ``folder``, and whether files differ from it."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(folder), *arguments],
-                capture_output=True,
-                text=True,
-                timeout=10,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
-
+    """Commit of the source tree that holds ``folder``, and whether files differ from it; the last
+    commit that changed the core, None where what was measured was not built from it."""
     # A wheel inside somebody else's repository must not be given that repository's commit.
-    tracked = git("ls-files", "--error-unmatch", str(Path(__file__).resolve()))
-    commit = git("rev-parse", "HEAD") if tracked else None
+    tracked = git(folder, "ls-files", "--error-unmatch", str(Path(__file__).resolve()))
+    commit = git(folder, "rev-parse", "HEAD") if tracked else None
     if commit is None:
-        return {"commit": None, "modified": None}
+        return {"commit": None, "modified": None, "core_commit": None}
     return {
         "commit": commit,
-        "modified": bool(git("status", "--porcelain", "--untracked-files=no")),
+        "modified": bool(git(folder, "status", "--porcelain", "--untracked-files=no")),
+        "core_commit": core_source.commit_of_core(),
     }

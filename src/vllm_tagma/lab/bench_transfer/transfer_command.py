@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import logging
 import os
 import shlex
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from vllm_tagma.errors import TagmaError
+from vllm_tagma.lab.quiet_vllm import quiet_vllm
 
 if TYPE_CHECKING:
     from vllm_tagma.lab.bench_transfer.transfer_pairs import PairedBlocks
@@ -67,18 +67,18 @@ def transfer(
 
     Exit status: 0 measured, 1 failed, 2 wrong options or no usable trace.
     """
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    quiet_vllm()
     os.environ.setdefault("UCX_TLS", "tcp,self,sm")
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+    from vllm_tagma.lab.json_file import write
+    from vllm_tagma.lab.replay.replay_command import SHIPPED_SEQS, TRACE_SEQS
     from vllm_tagma.lab.replay.replay_settings import Settings, SettingsError
     from vllm_tagma.lab.replay.trace import TraceError
 
     try:
         settings = Settings(
             block_size=block_size,
-            max_num_seqs=max_num_seqs or (64 if trace else 16),
+            max_num_seqs=max_num_seqs or (TRACE_SEQS if trace else SHIPPED_SEQS),
             memory=memory,
             regions=regions,
         )
@@ -91,8 +91,7 @@ def transfer(
         raise typer.Exit(1) from None
     _print(result)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write(result, json_file)
         typer.echo(f"{json_file} written")
 
 

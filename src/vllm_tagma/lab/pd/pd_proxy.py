@@ -81,7 +81,10 @@ class Proxy:
     async def _sessions(self, app: web.Application) -> Any:
         del app
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        # A connection for each request: vLLM closes idle ones after 5 seconds, and a request sent
+        # at that moment would be lost without an answer. As many at once as clients come with.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             self._session = session
             yield
         self._session = None

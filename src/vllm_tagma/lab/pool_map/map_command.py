@@ -44,7 +44,9 @@ def pool_map(
     """Show the KV-cache pool of a running server, from its /metrics.
 
     One row of cells for each engine, by address: blocks of requests, idle cached blocks, holes; and
-    the key figures. Exit status: 0 shown, 1 not. Example: tagma map localhost:8000 --watch 1
+    the key figures. With --watch a second row marks where blocks came (+) and went (-), and a line
+    says what changed: ranges, moves, pins, transfers. Exit status: 0 shown, 1 not. Example:
+    tagma map localhost:8000 --watch 1
     """
     if once and watch is not None:
         raise typer.BadParameter("--once and --watch exclude each other")
@@ -76,19 +78,25 @@ def _show(
     console = Console(highlight=False)
     if as_json:
         _print_json(url, pools())
-    elif watch is None or not console.is_terminal:
-        console.print(draw(pools(), console))
-    else:
-        with Live(draw(pools(), console), console=console, auto_refresh=False) as live:
+        while watch is not None:
+            time.sleep(watch)
+            _print_json(url, pools())
+        return
+    seen = pools()
+    if watch is None:
+        console.print(draw(seen, console))
+    elif console.is_terminal:
+        with Live(draw(seen, console), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(watch)
-                live.update(draw(pools(), console), refresh=True)
-    while watch is not None:
-        time.sleep(watch)
-        if as_json:
-            _print_json(url, pools())
-        else:
-            console.print(draw(pools(), console))
+                before, seen = seen, pools()
+                live.update(draw(seen, console, before=before), refresh=True)
+    else:
+        console.print(draw(seen, console))
+        while True:
+            time.sleep(watch)
+            before, seen = seen, pools()
+            console.print(draw(seen, console, before=before))
 
 
 def _print_json(url: str, pools: list[EnginePool]) -> None:

@@ -1,4 +1,7 @@
-"""Pools as text: a row of cells by address, coloured by what lies there, and the key figures."""
+"""Pools as text: a row of cells by address, coloured by what lies there, and the key figures.
+
+While somebody watches, a second row marks where blocks came and went, and a line says what changed.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,72 @@ _CELLS: Final = ("█▒·", "#+.")
 """Characters of a cell that is mostly live, cached, hole: for terminals with and without UTF-8."""
 
 
-def draw(pools: Sequence[EnginePool], console: Console) -> Group:
-    """All pools, for the width and encoding of ``console``; works without colours too."""
+_MARKS: Final = "+- "
+"""More of the cell's blocks are live than before, fewer, as many."""
+
+
+def draw(
+    pools: Sequence[EnginePool], console: Console, *, before: Sequence[EnginePool] | None = None
+) -> Group:
+    """All pools, for the width and encoding of ``console``; works without colours too.
+
+    ``before``: the same pools when they were last looked at; then the changes are drawn as well.
+    """
     cells = _CELLS[0 if console.encoding.startswith("utf") else 1]
     lines: list[Text] = []
     for pool in pools:
         head = f"engine {pool.engine} "
         mixed = console.color_system in ("256", "truecolor")
         lines.append(_row(pool, head, width=console.width, cells=cells, mixed=mixed))
+        if before is not None and pool.blocks:
+            old = next((old for old in before if old.engine == pool.engine), pool)
+            lines.append(_marks(pool, old, indent=len(head), width=console.width))
+            lines.append(Text(f"  {changes(old, pool)}", style="bold"))
         lines += [Text(f"  {line}") for line in _figures(pool)]
     lines.append(_legend(cells))
     return Group(*lines)
+
+
+def changes(old: EnginePool, new: EnginePool) -> str:
+    """What happened to a pool between two looks, in words; totals that restarted count anew."""
+    words = [
+        f"{name} {getattr(new, name) - getattr(old, name):+,}"
+        for name in _LEVELS
+        if getattr(new, name) != getattr(old, name)
+    ]
+    for name, key in _TOTALS.items():
+        now, then = getattr(new, key), getattr(old, key)
+        grown = now - then if now >= then else now
+        if grown:
+            words.append(f"{name} {grown:,}")
+    return f"since the last look: {', '.join(words) or 'no change'}"
+
+
+_LEVELS: Final = ("requests", "ranges", "live", "cached", "holes", "pinned")
+"""Fields of :class:`EnginePool`, under whose names their changes are told."""
+
+_TOTALS: Final = {
+    "evicted": "evicted",
+    "moved cached": "moved_cached",
+    "moved live": "moved_live",
+    "transfers": "transfers",
+    "runs sent": "transfer_runs",
+    "transfers block by block": "transfers_unmerged",
+}
+"""What is said of a change -> the field of :class:`EnginePool`."""
+
+
+def _marks(pool: EnginePool, old: EnginePool, *, indent: int, width: int) -> Text:
+    """Below each cell whether more or fewer of its blocks are live than before."""
+    if not pool.parts or len(pool.parts) != len(old.parts):
+        return Text()
+    room = max(width - indent, 1)
+    now, then = merged(pool.parts, room), merged(old.parts, room)
+    marks = [
+        _MARKS[0 if new[0] > past[0] else 1 if new[0] < past[0] else 2] * (room // len(now))
+        for new, past in zip(now, then, strict=True)
+    ]
+    return Text(" " * indent + "".join(marks), no_wrap=True, overflow="crop")
 
 
 def merged(parts: Sequence[Part], width: int) -> list[Part]:
@@ -87,6 +145,11 @@ def _figures(pool: EnginePool) -> list[str]:
         f"evicted {pool.evicted:,}, moved {pool.moved_cached:,} cached and {pool.moved_live:,} "
         f"live blocks",
     ]
+    if pool.pinned or pool.transfers or pool.transfers_unmerged:
+        lines.append(
+            f"pinned {pool.pinned:,} blocks; {pool.transfers:,} transfers in "
+            f"{pool.transfer_runs:,} runs, {pool.transfers_unmerged:,} block by block"
+        )
     if pool.cap_evictions or pool.cap_refusals:
         lines.append(
             f"limit of ranges reached: {pool.cap_evictions:,} evictions out of order, "

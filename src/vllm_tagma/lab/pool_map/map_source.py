@@ -54,6 +54,13 @@ class EnginePool:
     cap_refusals: int
     moved_cached: int
     moved_live: int
+    pinned: int
+    """Blocks that a KV connector receives into or sends from."""
+    transfers: int
+    """KV transfers posted as runs; 0 without our connectors. So are the other two."""
+    transfer_runs: int
+    transfers_unmerged: int
+    """Posted block by block, as vLLM does."""
 
     @property
     def blocks(self) -> int:
@@ -136,7 +143,9 @@ def read_pools(text: str, *, address: str) -> list[EnginePool]:
         else:
             key = name.removeprefix(metrics.NAME_PREFIX)
             key = f"{key}:{labels['state']}" if "state" in labels else key
-            found.setdefault(engine, {})[key] = value
+            figures = found.setdefault(engine, {})
+            # Transfers that were not merged come by reason: what is shown is their sum.
+            figures[key] = figures.get(key, 0.0) + value if "reason" in labels else value
     if not found:
         raise MapError(_nothing(address, vllm=any(name.startswith("vllm:") for name in names)))
     pools = [
@@ -201,6 +210,10 @@ def _pool(
         cap_refusals=whole["cap_refusals_total"],
         moved_cached=whole["moved_blocks_total:cached"],
         moved_live=whole["moved_blocks_total:live"],
+        pinned=whole["pinned_blocks"],
+        transfers=int(figures.get("transfer_merged_total", 0)),
+        transfer_runs=int(figures.get("transfer_runs_total", 0)),
+        transfers_unmerged=int(figures.get("transfer_unmerged_total", 0)),
     )
 
 
@@ -219,6 +232,7 @@ _WHOLE: Final = (
     "cap_refusals_total",
     "moved_blocks_total:cached",
     "moved_blocks_total:live",
+    "pinned_blocks",
 )
 
 

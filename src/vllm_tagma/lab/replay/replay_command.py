@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import shlex
 import sys
 from enum import StrEnum
@@ -17,6 +16,7 @@ import typer
 
 from vllm_tagma.config import Backend
 from vllm_tagma.errors import ConfigError, TagmaError
+from vllm_tagma.lab.quiet_vllm import quiet_vllm
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -77,7 +77,7 @@ SHIPPED = "data/mixed.jsonl"
 """The trace that is replayed when none is named, in our own format."""
 
 _BAD_LINES_SHOWN = 5
-_TRACE_SEQS, _LOAD_SEQS, _SHIPPED_SEQS = 64, 128, 16
+TRACE_SEQS, LOAD_SEQS, SHIPPED_SEQS = 64, 128, 16
 
 
 def replay(
@@ -169,16 +169,13 @@ def replay(
 
     Example: tagma replay trace.jsonl --memory 2x --json result.json
     """
-    # vLLM reads these when it is imported: no logs between the rows, no look-ups of models.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    quiet_vllm()
     from vllm_tagma.lab.replay.replay_settings import Settings, SettingsError
     from vllm_tagma.lab.replay.trace import TraceError
 
     seqs = max_num_seqs
     if seqs is None:
-        seqs = _LOAD_SEQS if load else _TRACE_SEQS if trace else _SHIPPED_SEQS
+        seqs = LOAD_SEQS if load else TRACE_SEQS if trace else SHIPPED_SEQS
     try:
         found = _trace(
             trace,

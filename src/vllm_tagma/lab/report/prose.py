@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from vllm_tagma.lab.bench import core_source
 from vllm_tagma.lab.bench.schema import Result
 
 METHOD = [
@@ -69,6 +70,7 @@ def not_shown(result: Result) -> list[str]:
         doubts.append("The commit is not known: the package did not run from a git checkout.")
     elif result.environment["source"].get("modified"):
         doubts.append("The source tree differed from its commit.")
+    doubts += core_source.differences(result.environment.get("source") or {})
     return [*_NOT_SHOWN, *doubts, *skipped]
 
 

@@ -44,11 +44,15 @@ def write_report(files: list[Path], output: Path) -> list[Path]:
     series = [path for path in files if path.is_dir()]
     if series:
         return _write_series(series, files, output)
-    from vllm_tagma.lab.bench import schema
+    from vllm_tagma.lab.bench import core_source, schema
     from vllm_tagma.lab.report import content
     from vllm_tagma.lab.report.files import write_document
 
-    return write_document(content.build([schema.read(path) for path in files]), output)
+    results = [schema.read(path) for path in files]
+    newest = max(results, key=lambda result: result.created)
+    for difference in core_source.differences(newest.environment.get("source") or {}):
+        typer.echo(f"tagma report: {newest.source}: {difference}", err=True)
+    return write_document(content.build(results), output)
 
 
 def _write_series(series: list[Path], files: list[Path], output: Path) -> list[Path]:

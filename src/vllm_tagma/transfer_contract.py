@@ -27,18 +27,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vllm_tagma._native import BlockRanges
-from vllm_tagma.blocks import ConnectorBlocks, TagmaKVCacheBlocks
+from vllm_tagma.blocks import NO_RANGES, ConnectorBlocks, TagmaKVCacheBlocks
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from vllm_tagma._native import Pool
+    from vllm_tagma._native import BlockRanges, Pool
     from vllm_tagma.observers import Observers
     from vllm_tagma.request_row import Hold, RequestRow
-
-
-_NO_RANGES = BlockRanges()
 
 
 class LeavingRow(NamedTuple):
@@ -152,12 +148,12 @@ class TransferContract:
     # --- rows as connectors see them --------------------------------------------------------------
 
     def _row_blocks(self, request_id: str) -> BlockRanges:
-        raise NotImplementedError
+        row = self._rows.get(request_id)
+        return NO_RANGES if row is None else self.pool.row_blocks(row.handle)
 
     def get_blocks(self, request_id: str) -> Any:
         """A request's row, hits included; empty for an unknown request. O(ranges)."""
-        row = self._rows.get(request_id)
-        blocks = self.pool.row_blocks(row.handle) if row is not None else _NO_RANGES
+        blocks = self._row_blocks(request_id)
         if self.connected:
             return ConnectorBlocks((blocks,), self.pool)
         return TagmaKVCacheBlocks((blocks,))
