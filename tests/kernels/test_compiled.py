@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vllm_tagma.kernels import device_range_tables, expansion, range_attention, slot_mapping
+from vllm_tagma.kernels import device_range_tables, expansion, slot_mapping
 from vllm_tagma.lab.kernel_check import paged
 
 _RANGES = {
@@ -85,29 +85,3 @@ def test_the_paged_kernels_load_one_table_entry_per_position() -> None:
     tiles = [load for load in loads_of("paged slot_mapping") if load.startswith("1024x")]
     assert tiles == ["1024xi32", "1024xi64"]
     assert [load for load in loads_of("paged gather") if load.startswith("1024x")] == ["1024xi32"]
-
-
-@pytest.mark.parametrize("spans", [True, False])
-@pytest.mark.parametrize("capability", [80, 90, 100])
-def test_attention_over_ranges_compiles_and_loads_no_tile_of_a_table(
-    capability: int, spans: bool
-) -> None:
-    """A static finding: of code for a card, not of a run on one."""
-    kernel = range_attention._range_attention_kernel
-    constants = {
-        "PER_KV": 4, "QUERIES": 4, "ROWS": 16, "HEAD": 128, "HEAD_PADDED": 128, "BLOCK_SIZE": 16,
-        "WINDOW": 0, "SOFT_CAP": False, "SINKS": False, "SPANS": spans, "MAX_RANGES": 256,
-        "NULL_BLOCK": 0, "TILE": 32,
-    }  # fmt: skip
-    data = ("out_ptr", "query_ptr", "key_ptr", "value_ptr", "sink_ptr")
-    types = {a: "*i32" for a in kernel.arg_names if a.endswith("_ptr")}
-    types.update({**dict.fromkeys(data, "*bf16"), "scale": "fp32", "soft_cap": "fp32"})
-    signature = {
-        a: "constexpr" if a in constants else types.get(a, "i32") for a in kernel.arg_names
-    }
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    built = triton.compile(source, target=GPUTarget("cuda", capability, 32))
-    assert len(built.asm["cubin"]) > 1000
-    tiles = re.findall(r"tt\.load .* : tensor<(\S+?)x!tt\.ptr<(\w+)>>", built.asm["ttir"])
-    # The query, the first blocks of all ranges once, and per tile its keys and values.
-    assert sorted(tiles) == [("16x128", "bf16"), ("256", "i32"), *2 * [("32x128", "bf16")]]

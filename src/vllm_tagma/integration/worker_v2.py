@@ -30,9 +30,10 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
-from vllm_tagma import support
+from vllm_tagma import attention_backend, support
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import SeamError, UnsupportedError
+from vllm_tagma.integration import range_backend
 from vllm_tagma.integration.block_tables_v2 import TagmaBlockTables
 from vllm_tagma.integration.name_swap import name_stands_for
 from vllm_tagma.integration.row_updates import by_group, row_updates_of
@@ -64,6 +65,7 @@ class _RangeRunner:
                 f"vLLM built {type(self.block_tables).__name__} instead of TagmaBlockTables: it no "
                 "longer calls BlockTables by that name."
             )
+        range_backend.attach(self)
 
     def _request_of(self, row: int) -> str | None:
         request: str | None = self.req_states.index_to_req_id.get(row)
@@ -110,6 +112,7 @@ class TagmaWorker(_AuditedWorker, Worker):  # type: ignore[misc]
 
     def _make_model_runner(self) -> Any:
         require_seams("worker", "worker_v2")
+        attention_backend.register()
         support.require_supported(self.vllm_config)
         stock = "Model Runner V1" if not self.use_v2_model_runner else None
         if self.vllm_config.is_mm_encoder_only:
@@ -127,6 +130,7 @@ class TagmaV2CPUWorker(_AuditedWorker, CPUWorker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         require_seams("worker", "worker_v2")
+        attention_backend.register()
         support.require_supported(self.vllm_config)
         super().init_device()
         runner = self.model_runner

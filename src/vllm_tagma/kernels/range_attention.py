@@ -150,4 +150,4 @@ def spans_blocks(cache: torch.Tensor) -> bool:
     ``cache``: [blocks, block size, KV heads, head size]. True for the layouts with tokens outside
     heads, false where each block holds its heads one after another.
     """
-    return cache.stride(0) == cache.shape[1] * cache.stride(1)
+    return bool(cache.stride(0) == cache.shape[1] * cache.stride(1))
