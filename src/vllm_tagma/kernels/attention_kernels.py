@@ -68,7 +68,7 @@ def range_attention_kernel(  # type: ignore[no-untyped-def]
     request = tl.program_id(0)
     first_query = request * 0
     if SEARCH:
-        request, first_query = _find_queries(query_start_loc_ptr, request, requests, QUERIES)
+        request, first_query = find_queries(query_start_loc_ptr, request, requests, QUERIES)
     kv_head = tl.program_id(1).to(tl.int64)
     piece = tl.program_id(2)
     first_token = tl.load(query_start_loc_ptr + request)
@@ -202,7 +202,7 @@ def join_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _find_queries(query_start_loc_ptr, tile, requests, QUERIES: tl.constexpr):  # type: ignore[no-untyped-def]
+def find_queries(query_start_loc_ptr, tile, requests, QUERIES: tl.constexpr):  # type: ignore[no-untyped-def]
     """The request and the first query of a tile of queries.
 
     Request r owns the tiles from ``query_start_loc[r] // QUERIES + r`` on, which needs no sum over

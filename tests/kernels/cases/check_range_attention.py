@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from vllm.v1.attention.ops.triton_unified_attention import unified_attention
 
 from vllm_tagma.kernels.device_range_tables import DeviceRangeTables, RowWrite
 from vllm_tagma.kernels.range_attention import Pieces, range_attention
+from vllm_tagma.lab.kernel_check.attention_reference import attention
 
 
 def _rows(
@@ -51,26 +52,6 @@ def _rows(
         words = np.array([*(starts[row][c] for c in cums), *cums], dtype=np.int32)
         writes.append(RowWrite(0, row, 0, count, words))
     return ids, writes, block
-
-
-def _reference(q: Any, k: Any, v: Any, scale: float, window: int, cap: float, sinks: Any) -> Any:
-    """Causal attention of one request in fp32. ``q``: [queries, heads, d], ``k``: [keys, kv, d]."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (t.float().repeat_interleave(group, dim=1) for t in (k, v))
-    score = torch.einsum("qhd,khd->hqk", q.float(), k) * scale
-    if cap:
-        score = cap * torch.tanh(score / cap)
-    place = torch.arange(k.shape[0] - q.shape[0], k.shape[0], device=q.device)[:, None]
-    key = torch.arange(k.shape[0], device=q.device)[None]
-    sees = key <= place
-    if window:
-        sees &= place - key < window
-    score = score.masked_fill(~sees, -math.inf)
-    if sinks is not None:
-        sink = sinks.float()[:, None, None].expand(-1, q.shape[0], 1)
-        score = torch.cat([score, sink], dim=2)
-    weight = score.softmax(dim=2)[..., : k.shape[0]]
-    return torch.einsum("hqk,khd->qhd", weight, v)
 
 
 class Case(NamedTuple):
@@ -211,6 +192,8 @@ def check_equals_reference_and_vllm(device: str, name: str) -> None:
     for row, (first, end) in enumerate(itertools.pairwise(starts)):
         blocks = torch.tensor(ids[row], device=device)
         k, v = (c[blocks].flatten(0, 1)[: lengths[row]] for c in (keys, values))
-        right = _reference(query[first:end], k, v, scale, case.window, case.cap, sinks)
+        right = attention(
+            query[first:end], k, v, scale=scale, window=case.window, soft_cap=case.cap, sinks=sinks
+        )
         torch.testing.assert_close(mine[first:end].float(), right, **near)
     torch.testing.assert_close(mine.float(), theirs.float(), **near)

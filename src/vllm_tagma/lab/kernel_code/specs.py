@@ -7,14 +7,14 @@ installed release, if there is one.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from vllm_tagma.kernels import attention_kernels, device_range_tables, expansion, slot_mapping
 from vllm_tagma.kernels.range_attention import TILE
+from vllm_tagma.lab.kernel_check import paged_attention
 from vllm_tagma.lab.kernel_code.assembly import Spec
 
 _HEADS, _PER_KV, _HEAD, _BLOCK, _PIECES = 32, 4, 128, 16, 16
-_TABLES: Final = ("range_start_ptr", "range_cum_ptr", "num_ranges_ptr", "num_blocks_ptr")
 
 
 def _pointers(kernel: Any, *, other: str = "*i32", **named: str) -> dict[str, str]:
@@ -54,12 +54,34 @@ def range_specs() -> tuple[Spec, ...]:
     )
 
 
+def baseline_specs() -> tuple[Spec, ...]:
+    """The baseline of the GPU check, with and without its table loads."""
+    kernel = paged_attention.paged_attention_kernel
+    data = dict.fromkeys(("out_ptr", "query_ptr", "key_ptr", "value_ptr"), "*bf16")
+    pieces = dict.fromkeys(("acc_ptr", "highest_ptr", "total_ptr"), "*fp32")
+    constants = {
+        "PER_KV": _PER_KV, "QUERIES": 16 // _PER_KV, "ROWS": 16, "HEAD": _HEAD,
+        "HEAD_PADDED": _HEAD, "BLOCK_SIZE": _BLOCK, "PIECES": _PIECES,
+        "TILE": paged_attention.DECODE_TILE,
+    }  # fmt: skip
+    return tuple(
+        Spec(
+            name=f"baseline, decode, {'' if table else 'no '}table",
+            kernel=kernel,
+            constants={**constants, "TABLE": table},
+            types=_pointers(kernel, **data, **pieces, scale="fp32"),
+            aligned=tuple(a for a in kernel.arg_names if "stride" in a or a == "piece_width"),
+        )
+        for table in (True, False)
+    )
+
+
 def write_specs() -> tuple[Spec, ...]:
-    """The kernels of the write path."""
+    """The kernels of the write path, and the one that joins pieces of attention."""
     batch = {"idx_mapping_ptr": "*i64", "query_start_loc_ptr": "*i32", "positions_ptr": "*i64"}
     shared = {"MAX_RANGES": 256, "NULL_BLOCK": 0, "PAD": -1, "TILE": 1024, "HEADER": 6}
     slots, expand = slot_mapping._slot_mapping_kernel, expansion._expansion_kernel
-    write = device_range_tables._write_rows_kernel
+    write, join = device_range_tables._write_rows_kernel, attention_kernels.join_kernel
     return (
         Spec(
             name="slot mapping",
@@ -74,6 +96,13 @@ def write_specs() -> tuple[Spec, ...]:
             types=_pointers(expand, idx_mapping_ptr="*i64"),
         ),
         Spec(name="row writes", kernel=write, constants=shared, types=_pointers(write)),
+        Spec(
+            name="attention, joining pieces",
+            kernel=join,
+            constants={"HEAD": _HEAD, "HEAD_PADDED": _HEAD, "PIECES": _PIECES},
+            types=_pointers(join, other="*fp32", out_ptr="*bf16", query_start_loc_ptr="*i32"),
+            aligned=("out_stride_0", "out_stride_1", "piece_width"),
+        ),
     )
 
 
