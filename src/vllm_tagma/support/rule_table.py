@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from vllm_tagma.support.attention_rules import ATTENTION_RULES
 from vllm_tagma.support.cache_rules import CACHE_RULES
 from vllm_tagma.support.connector_rules import CONNECTOR_RULES
 from vllm_tagma.support.feature_rules import FEATURE_RULES
@@ -17,5 +18,11 @@ from vllm_tagma.support.served_rules import SERVED_RULES
 from vllm_tagma.support.speculation_rules import SPECULATION_RULES
 
 RULES: Final[tuple[Rule, ...]] = (
-    SERVED_RULES + FEATURE_RULES + PROCESS_RULES + CONNECTOR_RULES + CACHE_RULES + SPECULATION_RULES
+    SERVED_RULES
+    + FEATURE_RULES
+    + PROCESS_RULES
+    + CONNECTOR_RULES
+    + CACHE_RULES
+    + SPECULATION_RULES
+    + ATTENTION_RULES
 )
