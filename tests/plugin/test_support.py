@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import test_support_attention
 import torch
 from vllm.v1 import kv_cache_interface as kv
 
@@ -365,6 +366,7 @@ def test_cache_groups_are_refused(
 def test_every_refused_row_is_shown_here() -> None:
     shown = {*BY_ARGUMENTS, *BY_ATTRIBUTE, *(rule_id for rule_id, _, _ in CACHES)}
     shown.add("v2-speculation")  # of two options at once, above
+    shown |= test_support_attention.SHOWN
     refused = {rule.id for rule in RULES.values() if rule.status != "served"}
     assert shown == refused
 
