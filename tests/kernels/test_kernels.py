@@ -74,7 +74,7 @@ def test_kernels_equal_their_reference(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_attention_over_ranges_equals_vllms(device: str) -> None:
-    run_cases("range_attention", device=device)
+    run_cases("range_attention", "range_backend", device=device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
