@@ -119,3 +119,32 @@ def test_the_rule_for_range_reads() -> None:
     del times["b", "contiguous"]
     times["a", "cut"] = {**cut, "ranges": 102.0}
     assert attention_bench.decision(times)[-1] == "Range reads on this card: no."
+
+
+def test_both_ways_of_moving_blocks_leave_the_same() -> None:
+    """Small ones; the check that runs on a GPU has cases of its own."""
+    code = """
+import torch
+from vllm_tagma.lab.kernel_check import move_workloads
+for workload in move_workloads.move_workloads("cpu", counts=(16,), shape=(2, 8)):
+    start = torch.arange(32 * 16).view(32, 2, 8).bfloat16()
+    left = []
+    for way in (workload.paged, workload.tagma):
+        way().copy_(start)
+        left.append(way().clone())
+    print(bool((left[0] == left[1]).all()), bool((left[0] != start).any()))
+move_workloads._WIDTHS = (777, 4096)
+move_workloads.check_moves(device="cpu")
+original = move_workloads.copy_one_by_one
+move_workloads.copy_one_by_one = lambda cache, copies: original(cache, copies[1:])
+try:
+    move_workloads.check_moves(device="cpu")
+except AssertionError as error:
+    print(str(error)[:60])
+"""
+    result = run(["-c", code], TRITON_INTERPRET="1")
+    assert result.stdout.splitlines() == [
+        "True True",
+        "True True",
+        "777 bytes, copies [(3, 7)]: layer 0, blocks [7]",
+    ], result.stderr[-3000:]

@@ -91,7 +91,7 @@ def test_every_choice_and_bound_is_admitted(compaction: str, budget: int) -> Non
     [
         (
             {"aligment": 1},
-            "unknown option 'aligment'.*alignment, compaction, copy_budget, pool_map_parts, debug",
+            "unknown option 'aligment'.*alignment, compaction, copy_budget, copy_bytes, pool_map",
         ),
         ({"alignment": True}, "'alignment'.*=True must be of type int, not bool"),
         ({"alignment": "4"}, "'alignment'.*='4' must be of type int, not str"),
@@ -107,6 +107,8 @@ def test_every_choice_and_bound_is_admitted(compaction: str, budget: int) -> Non
         ({"copy_budget": "8"}, "'copy_budget'.*='8' must be of type int, not str"),
         ({"copy_budget": 8.0}, "'copy_budget'.*=8.0 must be of type int, not float"),
         ({"copy_budget": True}, "'copy_budget'.*=True must be of type int, not bool"),
+        ({"copy_bytes": "1.5G"}, "'copy_bytes'.*: '1.5G' is neither auto nor a size such as 512M"),
+        ({"copy_bytes": 512}, "'copy_bytes'.*=512 must be of type str, not int"),
         ({"debug_slots": 1}, "'debug_slots'.*=1 must be of type bool, not int"),
         ({"check_invariants": None}, "'check_invariants'.*=None must be of type bool"),
         ("debug_slots", "must be a dict of options, not 'debug_slots'"),

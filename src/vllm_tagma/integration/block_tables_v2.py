@@ -29,6 +29,7 @@ from vllm_tagma.kernels.expansion import expand_block_tables
 from vllm_tagma.kernels.slot_mapping import compute_slot_mappings
 from vllm_tagma.ranges import NULL_BLOCK
 from vllm_tagma.row_update import RowUpdate
+from vllm_tagma.worker.first_steps import FirstSteps
 from vllm_tagma.worker.slot_audit import SlotAudit
 from vllm_tagma.worker.staged_range_tables import RowEnd, StagedRangeTables
 
@@ -53,6 +54,7 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
         keep_id_rows: bool,
         audit: SlotAudit | None,
         request_of: Callable[[int], str | None],
+        first_steps: int | None = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -77,6 +79,8 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
             device=self.device,
             name_row=self.name_row,
         )
+        steps = None if first_steps == 0 else FirstSteps(first_steps, self.name_row)
+        self.first_steps = steps
         # vLLM 0.33 clears rows that a larger batch left behind; done for 0.32 as well.
         self._num_dirty_rows = 0
         self._batch_rows: torch.Tensor | None = None
@@ -233,7 +237,24 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
             )
             if self.audit is not None:
                 self._check_slots(idx_mapping, query_start_loc, positions, slots)
+            if self.first_steps is not None:
+                self._look(self.first_steps, idx_mapping, query_start_loc, positions, slots)
         return slots[:, :num_tokens_padded]
+
+    def _look(self, first_steps: FirstSteps, *given: torch.Tensor) -> None:
+        """Hands the slots of a step to the self-test, until it has seen enough."""
+        index, starts, positions, slots = given
+        first_steps.look(
+            index=index,
+            starts=starts,
+            positions=positions,
+            slots=slots,
+            rows=self.ranges.all_ranges,
+            block_sizes=self.block_sizes,
+            enabled=self._slot_mapping_enabled,
+        )
+        if first_steps.is_over:
+            self.first_steps = None
 
     def _check_slots(
         self,

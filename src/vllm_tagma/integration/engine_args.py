@@ -29,6 +29,7 @@ from vllm_tagma.config import (
     DEFAULT_COMPACTION,
     ENVIRONMENT_NAMES,
     MAX_COPY_BUDGET,
+    SELF_TESTS,
     TagmaConfig,
     backend_of,
     flag_of,
@@ -43,7 +44,7 @@ _logger = logging.getLogger("vllm.tagma.config")
 
 FLAG = "--kv-cache-backend"
 
-_OPTION_FLAGS = ("compaction", "copy_budget")
+_OPTION_FLAGS = ("compaction", "copy_budget", "copy_bytes", "self_test")
 """Options that have a flag of their own; the others are for finding faults."""
 
 _MARK = "__vllm_tagma__"
@@ -145,6 +146,22 @@ def declare_flags(parser: argparse.ArgumentParser) -> None:
         metavar="BLOCKS",
         help="With the tagma backend, the most blocks that are moved in one scheduler step, 0 to "
         f"{MAX_COPY_BUDGET}. Default: {TagmaConfig.copy_budget}.",
+    )
+    group.add_argument(
+        flag_of("copy_bytes"),
+        default=None,
+        metavar="SIZE",
+        help="With the tagma backend, the most bytes of KV that are moved in one scheduler step, "
+        "such as 512M; auto is what the device copies in a fifth of a step. "
+        f"Default: {TagmaConfig.copy_bytes}.",
+    )
+    group.add_argument(
+        flag_of("self_test"),
+        choices=list(SELF_TESTS),
+        default=None,
+        help="With the tagma backend, whether each worker compares its kernels with their "
+        "references before it serves, and the slots of the first steps or of all steps. "
+        f"Default: {TagmaConfig.self_test}.",
     )
     parse_known_args = parser.parse_known_args
 

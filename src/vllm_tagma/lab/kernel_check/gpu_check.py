@@ -2,10 +2,11 @@
 
 Needs Python, torch and Triton, and a CUDA device; neither vLLM nor the compiled part of this
 package. Times the range kernels beside the paged baseline (``paged.py``, ``paged_attention.py``) on
-the same physical layout, writes JSON, prints tables and what follows for the read path. Whatever
-the figures say, they are printed; it fails only if a check fails or there is no GPU.
+the same physical layout, and the mover beside vLLM's way of copying blocks; writes JSON, prints
+tables and what follows for the read path. Whatever the figures say, they are printed; it fails only
+if a check fails or there is no GPU.
 
-``--dry-run`` takes the same steps at tiny sizes without a GPU, under Triton's interpreter
+``--dry-run`` takes the steps of attention at tiny sizes without a GPU, under Triton's interpreter
 (``TRITON_INTERPRET=1``); its times mean nothing.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import platform
@@ -20,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import triton
@@ -28,6 +30,8 @@ import triton
 from vllm_tagma.kernels import expansion, slot_mapping
 from vllm_tagma.lab.kernel_check import attention_bench, kernel_checks, kernel_timing, paged
 from vllm_tagma.lab.kernel_check.layouts import Batch, draw_batch
+from vllm_tagma.lab.kernel_check.move_workloads import check_moves, move_workloads
+from vllm_tagma.lab.kernel_check.workload import Workload
 
 BLOCK_SIZE: Final = 16
 SECONDS: Final = 160
@@ -38,14 +42,6 @@ ALL_SECONDS: Final = 440
 
 NO_CUDA: Final = 2
 FAILED: Final = 1
-
-
-class Workload(NamedTuple):
-    """One row of the table: the same work by table and by ranges, into one buffer each returns."""
-
-    name: str
-    paged: Callable[[], torch.Tensor]
-    tagma: Callable[[], torch.Tensor]
 
 
 def slot_workloads() -> Iterator[Workload]:
@@ -65,6 +61,12 @@ def table_workloads() -> Iterator[Workload]:
             batch = _batch(requests=requests, query=1, context=context, ranges=ranges)
             shape = f"{requests} requests of {context >> 10}K tokens"
             yield tables_of(f"tables, {shape}, {ranges} range{'s' * (ranges > 1)}", batch)
+
+
+def _moves() -> Iterator[Workload]:
+    """Block copies; in caches of 4 GiB if they fit twice, else of 512 MiB."""
+    free, _ = torch.cuda.mem_get_info()
+    return move_workloads("cuda", counts=(512, 4096) if free > 8 << 30 else (512,))
 
 
 def _batch(*, requests: int, query: int, context: int, ranges: int) -> Batch:
@@ -137,8 +139,10 @@ def run_checks() -> list[dict[str, Any]]:
         _checked(name, functools.partial(kernel_checks.check_case, case, device="cuda"))
         for case, (name, _) in enumerate(kernel_checks.CASES)
     ]
-    graph = functools.partial(kernel_checks.check_graph, device="cuda")
-    results.append(_checked("replayed graph", graph))
+    others = {"replayed graph": kernel_checks.check_graph, "block moves": check_moves}
+    results += [
+        _checked(name, functools.partial(check, device="cuda")) for name, check in others.items()
+    ]
     passed = sum(1 for result in results if result["passed"])
     print(f"{passed} of {len(results)} checks against the reference passed", flush=True)
     return results
@@ -150,7 +154,8 @@ def run_timings(deadline: float) -> list[dict[str, Any]]:
     print(f"\n{'':44}{'launched, us':>30}{'replayed graph, us':>32}", flush=True)
     heads = "".join(f"{h:>11}" for h in ("paged", "tagma", "ratio") * 2)
     print(f"{'median (10th..90th percentile in the JSON)':44}{heads}", flush=True)
-    for workload in (*slot_workloads(), *table_workloads()):
+    workloads = itertools.chain(slot_workloads(), table_workloads(), _moves())
+    for workload in workloads:
         if time.monotonic() > deadline:
             print("out of time: the remaining workloads were not timed", flush=True)
             rows.append({"name": "not timed for lack of time", "from": workload.name})
@@ -161,7 +166,8 @@ def run_timings(deadline: float) -> list[dict[str, Any]]:
             ("launched", kernel_timing.launched),
             ("replayed", kernel_timing.replayed),
         ):
-            times = {b: measure(getattr(workload, b)) for b in ("paged", "tagma")}
+            calls = workload.calls_per_sample
+            times = {b: measure(getattr(workload, b), calls) for b in ("paged", "tagma")}
             row[way] = {backend: t._asdict() for backend, t in times.items()}
             ratio = times["tagma"].median / times["paged"].median
             cells += f"{times['paged'].median:11.2f}{times['tagma'].median:11.2f}{ratio:11.2f}"
