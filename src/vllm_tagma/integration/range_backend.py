@@ -28,6 +28,8 @@ from vllm_tagma import attention_backend
 from vllm_tagma.errors import InvariantError, UnsupportedError
 from vllm_tagma.kernels.device_range_tables import DeviceRangeTables
 from vllm_tagma.kernels.range_attention import Pieces, range_attention
+from vllm_tagma.worker.self_test import Check
+from vllm_tagma.worker.self_test_attention import AttentionLayer, attention_checks
 
 _OFFER = "--attention-backend TRITON_ATTN, or none"
 
@@ -235,3 +237,28 @@ def attach(runner: Any) -> None:
             )
             for builder in group.metadata_builders:
                 builder.batch = batch
+
+
+def start_checks(runner: Any) -> tuple[Check, ...]:
+    """What the start-up self-test adds for this backend: a layer of each of its cache groups."""
+    layers = runner.vllm_config.compilation_config.static_forward_context
+    checks: tuple[Check, ...] = ()
+    for number, groups in enumerate(runner.attn_groups):
+        for group in groups:
+            if not issubclass(group.backend, RangeAttentionBackend):
+                continue
+            layer = layers[group.layer_names[0]]
+            impl = layer.impl
+            checks += attention_checks(
+                AttentionLayer(
+                    group=number,
+                    heads=impl.num_heads,
+                    cache=layer.kv_cache,
+                    query_dtype=runner.vllm_config.model_config.dtype,
+                    scale=impl.scale,
+                    window=impl.window,
+                    soft_cap=impl.logits_soft_cap,
+                    sinks=impl.sinks,
+                )
+            )
+    return checks

@@ -73,7 +73,8 @@ class _RangeRunner:
                 "longer calls BlockTables by that name."
             )
         range_backend.attach(self)
-        start_test.check_v2(self, options, self.block_copies)
+        more = range_backend.start_checks(self)
+        start_test.check_v2(self, options, self.block_copies, more)
 
     def _request_of(self, row: int) -> str | None:
         request: str | None = self.req_states.index_to_req_id.get(row)
