@@ -1,4 +1,4 @@
-"""The name under which vLLM knows our attention backend, and putting it there.
+"""The name under which vLLM knows our attention backend.
 
 vLLM keeps one place for a backend from outside, ``CUSTOM``, whose class is a path. A name of our
 own would be an enum member that a spawned process does not have yet when it unpickles the
@@ -28,14 +28,3 @@ def owner() -> str | None:
         return None
     custom = getattr(registry.AttentionBackendEnum, NAME)
     return str(custom.get_path()) if custom.is_overridden() else None
-
-
-def register() -> None:
-    """Makes ``CUSTOM`` ours, unless it is another plugin's, which a rule then refuses. Idempotent.
-
-    For processes that serve tagma only: whoever serves paged must not notice this package.
-    """
-    from vllm.v1.attention.backends import registry
-
-    if owner() is None:
-        registry.register_backend(registry.AttentionBackendEnum[NAME], CLASS)

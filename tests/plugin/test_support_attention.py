@@ -106,14 +106,15 @@ def test_on_a_cpu_it_is_refused_at_start_up(engine_args: ConfigFactory) -> None:
 _REGISTRATION = """
 import json, sys
 from vllm.v1.attention.backends import registry
-from vllm_tagma import attention_backend, plugin, support
+from vllm_tagma import plugin
+from vllm_tagma.integration import backend_registration
 custom = registry.AttentionBackendEnum.CUSTOM
 plugin.register()
 seen = [custom.is_overridden()]
 if sys.argv[1] == "other":
     registry.register_backend(custom, "my.plugin.Backend")
-attention_backend.register()
-attention_backend.register()
+backend_registration.register()
+backend_registration.register()
 seen.append(custom.get_path())
 if sys.argv[1] == "ours":
     seen.append(custom.get_class().get_name())

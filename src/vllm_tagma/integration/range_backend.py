@@ -1,6 +1,6 @@
 """An attention backend of vLLM that reads range tables: ``--attention-backend CUSTOM``.
 
-Registered by vLLM's own registry (``attention_backend.py``). It is vLLM's Triton backend with
+Registered by vLLM's own registry (``backend_registration.py``). It is vLLM's Triton backend with
 other metadata and another kernel: cache layouts, cache writes and limits are inherited. The
 metadata names the range tables of Model Runner V2 and the batch's rows in them, both at addresses
 that never change, so that captured graphs see the rows of each step; no block table is expanded.

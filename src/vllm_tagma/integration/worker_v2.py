@@ -32,10 +32,10 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
-from vllm_tagma import attention_backend, support
+from vllm_tagma import support
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import SeamError, UnsupportedError
-from vllm_tagma.integration import range_backend, start_test
+from vllm_tagma.integration import backend_registration, range_backend, start_test
 from vllm_tagma.integration.block_copies import BlockCopies
 from vllm_tagma.integration.block_tables_v2 import TagmaBlockTables
 from vllm_tagma.integration.name_swap import name_stands_for
@@ -122,7 +122,7 @@ class TagmaWorker(_AuditedWorker, Worker):  # type: ignore[misc]
 
     def _make_model_runner(self) -> Any:
         require_seams("worker", "worker_v2")
-        attention_backend.register()
+        backend_registration.register()
         support.require_supported(self.vllm_config)
         stock = "Model Runner V1" if not self.use_v2_model_runner else None
         if self.vllm_config.is_mm_encoder_only:
@@ -140,7 +140,7 @@ class TagmaV2CPUWorker(_AuditedWorker, CPUWorker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         require_seams("worker", "worker_v2")
-        attention_backend.register()
+        backend_registration.register()
         support.require_supported(self.vllm_config)
         super().init_device()
         runner = self.model_runner

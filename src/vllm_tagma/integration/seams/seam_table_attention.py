@@ -76,7 +76,7 @@ ATTENTION_SEAMS: Final[tuple[Seam, ...]] = (
         target=f"{_REGISTRY}:register_backend",
         kind="contract",
         room="worker_v2",
-        why="--attention-backend CUSTOM becomes ours by it (attention_backend.py)",
+        why="--attention-backend CUSTOM becomes ours by it (backend_registration.py)",
         expected="(backend, class_path=None, is_mamba=False) -> Callable[[type], type]",
         remove_when="never: vLLM made it for backends from outside",
     ),
