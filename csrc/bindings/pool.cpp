@@ -30,7 +30,9 @@ tagma::GroupKind kind_of(const char* name) {
   if (kind == "prefix") return tagma::GroupKind::kPrefix;
   if (kind == "window") return tagma::GroupKind::kWindow;
   if (kind == "state") return tagma::GroupKind::kState;
-  throw UsageError(tagma::message("group kind '", name, "' is none of prefix, window, state"));
+  if (kind == "chunk") return tagma::GroupKind::kChunk;
+  throw UsageError(
+      tagma::message("group kind '", name, "' is none of prefix, window, state, chunk"));
 }
 
 // Reads (kind, window_blocks, align_blocks) of each group.
@@ -271,8 +273,8 @@ PyMethodDef g_methods[] = {
      "admit(watermark, reserved, *(hit, blocks, gate, prompt, limit, skip, publish, block_hashes))"
      " -> (row, (added, ...)) | None\n\nThe last eight once for each group."},
     {"grow", fast(pool_grow), METH_FASTCALL,
-     "grow(row, watermark, reserved, *(blocks, gate, prompt, limit, publish, block_hashes))"
-     " -> (added, ...) | None\n\nThe last six once for each group."},
+     "grow(row, watermark, reserved, *(blocks, gate, prompt, limit, skip, publish, block_hashes))"
+     " -> (added, ...) | None\n\nThe last seven once for each group."},
     {"publish", fast(pool_publish), METH_FASTCALL,
      "publish(row, blocks, block_hashes, group=0) -> None"},
     {"pass_over", fast(pool_pass_over), METH_FASTCALL,

@@ -10,13 +10,14 @@ namespace tagma::py {
 
 namespace {
 
-// (blocks, gate, prompt, limit)
+// (blocks, gate, prompt, limit, skip)
 Need need_of(PyObject* const* args) {
   Need need;
   need.blocks = to_int32(args[0]);
   need.gate = to_int32(args[1]);
   need.prompt = to_int32(args[2]);
   need.limit = to_int32(args[3]);
+  need.skip = to_int32(args[4]);
   return need;
 }
 
@@ -111,7 +112,6 @@ PyObject* pool_admit(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     for (size_t g = 0; g < state.needs.size(); ++g) {
       PyObject* const* group = args + kShared + kEach * static_cast<Py_ssize_t>(g);
       state.needs[g] = need_of(group + 1);
-      state.needs[g].skip = to_int32(group[5]);
       state.to_publish[g] = to_int32(group[6]);
     }
     numbers.done();
@@ -140,12 +140,12 @@ PyObject* pool_admit(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   });
 }
 
-// grow(row, watermark, reserved, then for each group: blocks, gate, prompt, limit, publish,
+// grow(row, watermark, reserved, then for each group: blocks, gate, prompt, limit, skip, publish,
 // block_hashes)
 PyObject* pool_grow(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
     constexpr Py_ssize_t kShared = 3;
-    constexpr Py_ssize_t kEach = 6;
+    constexpr Py_ssize_t kEach = 7;
     PoolState& state = state_of(self);
     check_nargs("grow", nargs, kShared + kEach * state.pool.num_groups());
     const NumbersFirst numbers(state);
@@ -154,7 +154,7 @@ PyObject* pool_grow(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     for (size_t g = 0; g < state.needs.size(); ++g) {
       PyObject* const* group = args + kShared + kEach * static_cast<Py_ssize_t>(g);
       state.needs[g] = need_of(group);
-      state.to_publish[g] = to_int32(group[4]);
+      state.to_publish[g] = to_int32(group[5]);
     }
     numbers.done();
     for (size_t g = 0; g < state.needs.size(); ++g) {
@@ -163,7 +163,7 @@ PyObject* pool_grow(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
       state.publications.emplace_back(
           state.pool, state.hashes, state.pool.num_published(row, number),
           std::max(state.pool.row_blocks(row, number).num_blocks(), state.needs[g].blocks),
-          state.to_publish[g], group[5]);
+          state.to_publish[g], group[6]);
     }
     if (!state.pool.grow(row, state.needs.data(), spare, state.added.data())) Py_RETURN_NONE;
     for (size_t g = 0; g < state.needs.size(); ++g) {

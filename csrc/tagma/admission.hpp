@@ -25,11 +25,13 @@ struct Lack {
     gated |= need.gate > 0;
   }
 
-  // vLLM's rule: idle blocks that a hit takes away from the free ones count as demand.
+  // vLLM's rules: idle blocks that a hit takes away from the free ones count as demand. The gate
+  // comes first, and before a window lets go of its head.
+  bool passes_gate(int64_t free, int32_t idle_hits, const Spare& spare) const {
+    return !gated || gate + idle_hits + spare.watermark <= free;
+  }
   bool fits(int64_t free, int32_t idle_hits, const Spare& spare) const {
-    const int64_t taken = int64_t{idle_hits} + spare.watermark;
-    if (gated && gate + taken > free) return false;
-    return now + taken <= free - spare.reserved;
+    return now + idle_hits + spare.watermark <= free - spare.reserved;
   }
 };
 

@@ -16,21 +16,27 @@ namespace tagma {
 enum class GroupKind {
   kPrefix,  // full attention: every block from the first position on
   kWindow,  // sliding window: the last `window_blocks` blocks, null blocks in front of them
-  kState    // a recurrent state: the last block alone, null blocks in front of it
+  kState,   // a recurrent state: the last block alone, null blocks in front of it
+  kChunk    // chunked local attention: the blocks of the chunk that the next token is in
 };
 
 struct GroupSpec {
   GroupKind kind = GroupKind::kPrefix;
-  int32_t window_blocks = 1;  // of a window: blocks in a row that a hit needs, unless it is shorter
-  int32_t align_blocks = 1;   // hits end at multiples of this: another group's block is so long
+  // Of a window: blocks in a row that a hit needs, unless it is shorter. Of chunks: their length.
+  int32_t window_blocks = 1;
+  int32_t align_blocks = 1;  // hits end at multiples of this: another group's block is so long
 
-  // Throws UsageError if a count is below 1, or a state or prefix group names a window.
+  // Throws UsageError if a count is below 1, a state or prefix group names a window, or chunks are
+  // to end where another group's longer blocks do.
   void check() const {
     if (window_blocks < 1)
       throw UsageError(message("window_blocks=", window_blocks, " is below 1"));
     if (align_blocks < 1) throw UsageError(message("align_blocks=", align_blocks, " is below 1"));
-    if (kind != GroupKind::kWindow && window_blocks != 1) {
+    if (kind != GroupKind::kWindow && kind != GroupKind::kChunk && window_blocks != 1) {
       throw UsageError(message("window_blocks=", window_blocks, " in a group without a window"));
+    }
+    if (kind == GroupKind::kChunk && align_blocks != 1) {
+      throw UsageError(message("align_blocks=", align_blocks, " with chunks"));
     }
   }
 };
@@ -81,6 +87,20 @@ RangeList rightmost_window(const PrefixIndex& index, int32_t group, int32_t max_
   hit.append({kNullBlock, first});
   for (size_t i = found.size(); i-- > 0;) hit.append({found[i], 1});
   return hit.num_ranges() > max_ranges ? RangeList() : hit;
+}
+
+// Null blocks up to the last multiple of `chunk`, and the published blocks that follow them without
+// a gap: what lies in earlier chunks is not attended to, and counts as found. At most `max_ranges`
+// ranges. O(chunk).
+template <typename KeyAt>
+RangeList last_chunk(const PrefixIndex& index, int32_t group, int32_t max_blocks, int32_t chunk,
+                     int32_t max_ranges, KeyAt&& key_at) {
+  const int32_t first = max_blocks / chunk * chunk;
+  if (first > 0 && max_ranges < 1) return {};
+  RangeList hit({kNullBlock, first});
+  hit.append(longest_prefix(index, group, max_blocks - first, 1, max_ranges - (first > 0 ? 1 : 0),
+                            [&](int32_t i) { return key_at(first + i); }));
+  return hit;
 }
 
 }  // namespace tagma

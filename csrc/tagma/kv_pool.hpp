@@ -61,12 +61,16 @@ class KvPool {
   // What the cache has of at most `max_blocks` blocks, by the kind of the group; key_at(i) gives
   // the i-th block's key. No side effect: recency is refreshed when a hit is adopted. A hit in so
   // many ranges that the rest of the row might not fit under the cap is cut short. O(blocks hit),
-  // for windows and states O(max_blocks).
+  // for windows and states O(max_blocks), for
+  // chunks O(chunk).
   template <typename KeyAt>
   RangeList lookup(int32_t group, KeyAt&& key_at, int32_t max_blocks) const {
     const GroupSpec& spec = spec_of(group);
-    if (store_.index().size() == 0) return {};
     const int32_t cap = extender_.max_hit_ranges();
+    if (spec.kind == GroupKind::kChunk) {
+      return last_chunk(store_.index(), group, max_blocks, spec.window_blocks, cap, key_at);
+    }
+    if (store_.index().size() == 0) return {};
     if (num_groups() == 1 && spec.kind == GroupKind::kPrefix) {
       return longest_prefix<false>(store_.index(), group, max_blocks, spec.align_blocks, cap,
                                    key_at);
@@ -173,7 +177,8 @@ class KvPool {
       idle_hits += store_.allocator().count_idle(hits[g]);
       lack.add(std::max(hits[g].num_blocks(), needs[g].skip), needs[g]);
     }
-    if (!lack.fits(store_.allocator().num_free(), idle_hits, spare)) return 0;
+    const int32_t free = store_.allocator().num_free();
+    if (!lack.passes_gate(free, idle_hits, spare) || !lack.fits(free, idle_hits, spare)) return 0;
     const RowHandle handle = rows_.open();
     Rollback close([&] {
       for (size_t g = 0; g < groups_.size(); ++g) {
@@ -200,15 +205,20 @@ class KvPool {
     return handle;
   }
 
-  // Gives a request's rows the blocks they lack and puts these, and nothing else, into `added`;
-  // never takes any away. Returns false, and leaves the rows as they were, for the reasons admit()
-  // returns 0. O(1) for each group whose last range grows in place.
+  // Lets go of the heads that rows need no more (skip()), gives them the blocks they lack and puts
+  // these, and nothing else, into `added`; never takes any other away. Returns false, and leaves
+  // the rows as they were, for the reasons admit() returns 0; heads are gone nonetheless, if the
+  // gate was passed. O(1) for each group whose last range grows in place.
   bool grow(RowHandle handle, const Need* needs, const Spare& spare, RangeList* added) {
     check_needs(needs, groups_.size(), spare, store_.allocator().alignment());
     Lack lack;
     for (size_t g = 0; g < groups_.size(); ++g) {
       added[g].clear();
       lack.add(row_at(handle, g).blocks.num_blocks(), needs[g]);
+    }
+    if (!lack.passes_gate(store_.allocator().num_free(), 0, spare)) return false;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      if (needs[g].skip > 0) skip_head(row_at(handle, g), needs[g].skip);
     }
     if (!lack.fits(store_.allocator().num_free(), 0, spare)) return false;
     if (lack.now == 0) return true;
@@ -254,17 +264,7 @@ class KvPool {
     if (blocks < 0 || blocks > row.blocks.num_blocks()) {
       throw UsageError(message("skip ", blocks, " blocks of a row of ", row.blocks.num_blocks()));
     }
-    const int32_t nulls = row.blocks.num_leading_nulls();
-    const RangeList gone = row.blocks.slice(nulls, blocks);
-    if (gone.empty()) return;
-    const bool splits = nulls == 0 && blocks < row.blocks.ranges().front().count;
-    if (splits && row.blocks.num_ranges() >= max_ranges()) return;
-    if (blocks == row.blocks.num_blocks()) {
-      store_.allocator().release(gone);
-    } else {
-      store_.allocator().unreference(gone);
-    }
-    rows_.skip(row, blocks);
+    skip_head(row, blocks);
   }
 
   // Closes a request's rows. During scheduling it was preempted: what it published in this very
@@ -431,6 +431,22 @@ class KvPool {
     const int64_t hoped = int64_t{known} + headroom_[group].blocks();
     const int64_t limit = std::max(need.limit, need.blocks);
     return static_cast<int32_t>(std::min({hoped, limit, int64_t{store_.allocator().capacity()}}));
+  }
+
+  // skip() of at most what the row has.
+  void skip_head(Row& row, int32_t blocks) {
+    blocks = std::min(blocks, row.blocks.num_blocks());
+    const int32_t nulls = row.blocks.num_leading_nulls();
+    const RangeList gone = row.blocks.slice(nulls, blocks);
+    if (gone.empty()) return;
+    const bool splits = nulls == 0 && blocks < row.blocks.ranges().front().count;
+    if (splits && row.blocks.num_ranges() >= max_ranges()) return;
+    if (blocks == row.blocks.num_blocks()) {
+      store_.allocator().release(gone);
+    } else {
+      store_.allocator().unreference(gone);
+    }
+    rows_.skip(row, blocks);
   }
 
   void withdraw(const RangeList& blocks) {

@@ -37,7 +37,7 @@ struct Need {
   int32_t gate = 0;    // to be able to hold for the whole prompt; 0 = no gate
   int32_t prompt = 0;  // of the whole prompt: placed as one range even when it comes in chunks
   int32_t limit = 0;   // that the request can ever need; bounds its headroom
-  int32_t skip = 0;    // leading ones without content: those that a new row lacks become null
+  int32_t skip = 0;    // leading ones without content: null in the row, as far as it has them
 };
 
 // Free blocks that a call must leave.

@@ -68,6 +68,9 @@ class CacheModel {
       case tagma::GroupKind::kWindow:
         hit = sliding_window(group, keys, max_blocks, spec.align_blocks, spec.window_blocks);
         break;
+      case tagma::GroupKind::kChunk:
+        hit = chunked_local(group, keys, max_blocks, spec.window_blocks, max_ranges);
+        break;
       default:
         hit = mamba(group, keys, max_blocks, spec.align_blocks);
     }
@@ -146,6 +149,23 @@ class CacheModel {
     if (!match_found) {
       computed.resize(static_cast<size_t>(contiguous));
       while (align != 1 && computed.size() % static_cast<size_t>(align) != 0) computed.pop_back();
+    }
+    return computed;
+  }
+
+  // ChunkedLocalAttentionManager: null blocks up to the chunk, blocks from there until one is
+  // missing.
+  std::vector<tagma::BlockId> chunked_local(int32_t group, const Keys& keys, int32_t max_blocks,
+                                            int32_t chunk, int32_t max_ranges) const {
+    std::vector<tagma::BlockId> computed(static_cast<size_t>(max_blocks - max_blocks % chunk),
+                                         tagma::kNullBlock);
+    for (auto i = computed.size(); i < static_cast<size_t>(max_blocks); ++i) {
+      const tagma::BlockId block = first(group, keys[i]);
+      if (block == tagma::kNullBlock) break;
+      computed.push_back(block);
+      if (as_ranges(computed).num_ranges() <= max_ranges) continue;
+      computed.pop_back();
+      break;
     }
     return computed;
   }

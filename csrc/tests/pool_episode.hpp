@@ -110,10 +110,13 @@ class Episode {
     std::vector<tagma::GroupSpec> groups(2 + static_cast<size_t>(extra_below(2)));
     for (size_t g = 0; g < groups.size(); ++g) {
       if (g > 0 || extra_below(5) == 0) {
-        groups[g].kind = static_cast<tagma::GroupKind>(extra_below(3));
+        groups[g].kind = static_cast<tagma::GroupKind>(extra_below(4));
       }
-      if (groups[g].kind == tagma::GroupKind::kWindow) groups[g].window_blocks = 1 + extra_below(5);
-      groups[g].align_blocks = 1 + extra_below(2) * extra_below(4);
+      const bool chunks = groups[g].kind == tagma::GroupKind::kChunk;
+      if (chunks || groups[g].kind == tagma::GroupKind::kWindow) {
+        groups[g].window_blocks = 1 + extra_below(5);
+      }
+      if (!chunks) groups[g].align_blocks = 1 + extra_below(2) * extra_below(4);
     }
     return groups;
   }
@@ -295,7 +298,11 @@ class Episode {
     if (chance(3)) blocks = below(held + 1);
     tagma::Demand demand = any_demand(blocks);
     if (chance(70)) demand.watermark = demand.reserved = demand.gate = 0;
-    pair_.grow(row, any_needs(demand), demand);
+    std::vector<tagma::Need> needs = any_needs(demand);
+    for (size_t g = 0; has_groups_ && g < num_groups(); ++g) {
+      if (extra_below(3) == 0) needs[g].skip = any_skip(row, g);
+    }
+    pair_.grow(row, needs, demand);
   }
 
   void publish() {
@@ -335,18 +342,23 @@ class Episode {
   }
 
   // Where steps are executed only what was written falls out of a window.
+  int32_t any_skip(size_t index, size_t group) {
+    const Row& row = pair_.rows[index];
+    const tagma::RangeList& blocks = row.blocks(group);
+    int32_t most = blocks.num_blocks();
+    if (in_steps_) {
+      most = std::min(most, pair_.worker.written(row.handle, static_cast<int32_t>(group)));
+    }
+    const int32_t count = aligned_down(extra_below(most + 1));
+    totals_.skipped += std::max(count - blocks.num_leading_nulls(), 0);
+    return count;
+  }
+
   void skip() {
     if (pair_.rows.empty()) return;
     const size_t index = any_row();
-    const Row& row = pair_.rows[index];
     const int32_t group = any_group();
-    const tagma::RangeList& blocks = row.blocks(static_cast<size_t>(group));
-    const int32_t most =
-        in_steps_ ? std::min(pair_.worker.written(row.handle, group), blocks.num_blocks())
-                  : blocks.num_blocks();
-    const int32_t count = aligned_down(extra_below(most + 1));
-    totals_.skipped += std::max(count - blocks.num_leading_nulls(), 0);
-    pair_.skip(index, group, count);
+    pair_.skip(index, group, any_skip(index, static_cast<size_t>(group)));
   }
 
   void free() {

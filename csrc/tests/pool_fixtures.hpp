@@ -77,6 +77,9 @@ inline tagma::GroupSpec window_group(int32_t window_blocks, int32_t align_blocks
 inline tagma::GroupSpec state_group(int32_t align_blocks = 1) {
   return {tagma::GroupKind::kState, 1, align_blocks};
 }
+inline tagma::GroupSpec chunk_group(int32_t chunk_blocks) {
+  return {tagma::GroupKind::kChunk, chunk_blocks, 1};
+}
 
 inline PoolOptions options_of(int32_t num_blocks, const std::vector<tagma::GroupSpec>& groups,
                               int32_t max_ranges = 256, int32_t alignment = 1) {

@@ -267,6 +267,7 @@ void nonsense_is_refused() {
   CHECK_THROWS(KvPool(options_of(10, {window_group(0)})), UsageError);
   CHECK_THROWS(KvPool(options_of(10, {GroupSpec{GroupKind::kPrefix, 2, 1}})), UsageError);
   CHECK_THROWS(KvPool(options_of(10, {GroupSpec{GroupKind::kState, 2, 1}})), UsageError);
+  CHECK_THROWS(KvPool(options_of(10, {GroupSpec{GroupKind::kChunk, 2, 2}})), UsageError);
   PoolPair pair(options_of(10, {full_group(), window_group(2)}), small_book());
   RangeList added;
   CHECK_THROWS(pair.pool.admit(RangeList(), demand_of(1), added), UsageError);
@@ -368,6 +369,7 @@ void every_short_sequence_on_tiny_pools_of_two_groups() {
     every_short_sequence_of({full_group(), window_group(1)}, 5, 3, moves, 5);
     every_short_sequence_of({full_group(), window_group(2)}, 8, 256, moves, 4);
     every_short_sequence_of({full_group(), state_group()}, 7, 4, moves, 4);
+    every_short_sequence_of({full_group(), chunk_group(2)}, 7, 4, moves, 4);
   }
 }
 

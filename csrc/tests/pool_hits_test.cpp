@@ -31,6 +31,7 @@ void every_pattern_of_cached_blocks_is_looked_up_as_vllm_does() {
     specs.push_back(state_group(align));
     for (int32_t window = 1; window <= 4; ++window) specs.push_back(window_group(window, align));
   }
+  for (int32_t chunk = 1; chunk <= 4; ++chunk) specs.push_back(chunk_group(chunk));
   int32_t longest = 0;
   for (int mask = 0; mask < 1 << kBlocks; ++mask) {
     PoolPair pair(options_of(kBlocks * static_cast<int32_t>(specs.size()) + 1, specs, 1000),

@@ -158,7 +158,7 @@ class PoolPair : public PoolPrediction {
       for (const tagma::BlockId b : BlockModel::held(hits[g])) idle += blocks.refs(b) == 0 ? 1 : 0;
       held.push_back(std::max(hits[g].num_blocks(), needs[g].skip));
     }
-    const bool room = fits(held, idle, needs, spare);
+    const bool room = passes_gate(held, idle, needs, spare) && fits(held, idle, needs, spare);
     remember_counters();
     std::vector<tagma::RangeList> added(num_groups_, tagma::RangeList({7, 1}));  // stale content
     row.handle = pool.admit(hits.data(), needs.data(), spare, added.data());
@@ -194,7 +194,9 @@ class PoolPair : public PoolPrediction {
     Row& row = rows[index];
     std::vector<int64_t> held;
     for (const Part& part : row.parts) held.push_back(part.blocks.num_blocks());
-    const bool room = fits(held, 0, needs, spare);
+    const bool gate = passes_gate(held, 0, needs, spare);
+    for (size_t g = 0; gate && g < num_groups_; ++g) skip_part(row.parts[g].blocks, needs[g].skip);
+    const bool room = gate && fits(held, 0, needs, spare);
     remember_counters();
     std::vector<tagma::RangeList> added(num_groups_, tagma::RangeList({7, 1}));  // stale content
     const bool given = pool.grow(row.handle, needs.data(), spare, added.data());
@@ -216,17 +218,7 @@ class PoolPair : public PoolPrediction {
   void skip(size_t index, int32_t group, int32_t count) {
     Row& row = rows[index];
     pool.skip(row.handle, group, count);
-    tagma::RangeList& part = row.parts[static_cast<size_t>(group)].blocks;
-    if (count <= part.num_leading_nulls()) return;
-    const auto with_nulls = [&part](int32_t nulls) {
-      tagma::RangeList list = part;
-      list.replace(0, tagma::RangeList({tagma::kNullBlock, nulls}));
-      return list;
-    };
-    // Over the cap the range that would be split stays.
-    while (with_nulls(count).num_ranges() > cap_) --count;
-    blocks.release(part.slice(0, count));
-    part = with_nulls(count);
+    skip_part(row.parts[static_cast<size_t>(group)].blocks, count);
   }
 
   bool relocate(size_t index, int32_t first, int32_t last, int32_t group = 0) {
@@ -330,6 +322,20 @@ class PoolPair : public PoolPrediction {
 
   static bool all_empty(const std::vector<tagma::RangeList>& lists) {
     return std::all_of(lists.begin(), lists.end(), [](const auto& list) { return list.empty(); });
+  }
+
+  void skip_part(tagma::RangeList& part, int32_t count) {
+    count = std::min(count, part.num_blocks());
+    if (count <= part.num_leading_nulls()) return;
+    const auto with_nulls = [&part](int32_t nulls) {
+      tagma::RangeList list = part;
+      list.replace(0, tagma::RangeList({tagma::kNullBlock, nulls}));
+      return list;
+    };
+    // Over the cap the range that would be split stays.
+    while (with_nulls(count).num_ranges() > cap_) --count;
+    blocks.release(part.slice(0, count));
+    part = with_nulls(count);
   }
 
   template <typename Visit>

@@ -64,19 +64,23 @@ class PoolPrediction {
   }
 
   // One capacity check for all groups: `held` blocks in each, `idle_hits` taken from the free ones.
-  bool fits(const std::vector<int64_t>& held, int64_t idle_hits,
-            const std::vector<tagma::Need>& needs, const tagma::Spare& spare) const {
-    const int64_t free = blocks.num_free();
-    int64_t lacking = 0;
+  bool passes_gate(const std::vector<int64_t>& held, int64_t idle_hits,
+                   const std::vector<tagma::Need>& needs, const tagma::Spare& spare) const {
     int64_t whole = 0;
     bool gated = false;
     for (size_t g = 0; g < num_groups_; ++g) {
-      lacking += std::max<int64_t>(needs[g].blocks - held[g], 0);
       whole += std::max<int64_t>(needs[g].gate - held[g], 0);
       gated |= needs[g].gate > 0;
     }
-    if (gated && whole + idle_hits + spare.watermark > free) return false;
-    return lacking + idle_hits + spare.watermark + spare.reserved <= free;
+    return !gated || whole + idle_hits + spare.watermark <= blocks.num_free();
+  }
+  bool fits(const std::vector<int64_t>& held, int64_t idle_hits,
+            const std::vector<tagma::Need>& needs, const tagma::Spare& spare) const {
+    int64_t lacking = 0;
+    for (size_t g = 0; g < num_groups_; ++g) {
+      lacking += std::max<int64_t>(needs[g].blocks - held[g], 0);
+    }
+    return lacking + idle_hits + spare.watermark + spare.reserved <= blocks.num_free();
   }
 
   // Follows what the pool did to give a request's rows their blocks; false if it rightly refused.

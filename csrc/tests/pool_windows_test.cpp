@@ -133,6 +133,31 @@ void a_new_row_can_begin_behind_its_window() {
   }
 }
 
+// Between the gate and the capacity check a growing row lets go of its head, whatever comes of it.
+void a_growing_row_lets_go_of_its_head_behind_the_gate() {
+  const Keys keys = keys_from(0, 20);
+  for (int32_t skip = 0; skip <= 6; ++skip) {
+    for (int32_t gate = 0; gate <= 9; ++gate) {
+      for (int32_t blocks = 0; blocks <= 9; ++blocks) {
+        PoolPair pair(options_of(12, {full_group(), window_group(2)}), small_book());
+        CHECK(admit_groups(pair, keys, {4, 4}) == 0);
+        pair.publish(0, 2, 1);
+        std::vector<Need> needs = needs_of({4, blocks});
+        needs[1].skip = skip;
+        needs[1].gate = gate;
+        const bool passes = std::max(gate - 4, 0) <= 3;
+        const int32_t gone = passes ? std::min(skip, 4) : 0;
+        const bool fits = passes && std::max(blocks - 4, 0) <= 3 + gone;
+        CHECK(pair.grow(0, needs, {}) == fits);
+        CHECK(pair.rows[0].blocks(1).num_leading_nulls() == gone);
+        CHECK(pair.rows[0].blocks(1).num_blocks() == (fits ? std::max(blocks, 4) : 4));
+        pair.compare();
+        pair.drain();
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -145,5 +170,7 @@ int main() {
       {"a long row with a window stays small at the worker",
        a_long_row_with_a_window_stays_small_at_the_worker},
       {"a new row can begin behind its window", a_new_row_can_begin_behind_its_window},
+      {"a growing row lets go of its head behind the gate",
+       a_growing_row_lets_go_of_its_head_behind_the_gate},
   });
 }

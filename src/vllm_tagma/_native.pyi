@@ -79,7 +79,7 @@ class Pool:
     def admit(
         self, watermark: int, reserved: int, /, *groups: BlockRanges | int | list[bytes]
     ) -> tuple[int, tuple[BlockRanges, ...]] | None: ...
-    # Each group: blocks, gate, prompt, limit, publish, block_hashes.
+    # Each group: blocks, gate, prompt, limit, skip, publish, block_hashes.
     def grow(
         self, row: int, watermark: int, reserved: int, /, *groups: int | list[bytes]
     ) -> tuple[BlockRanges, ...] | None: ...

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from vllm_tagma._native import Pool
+from vllm_tagma.group_spec import GroupSpec
 
 if TYPE_CHECKING:
     from vllm_tagma.config import TagmaConfig
@@ -16,7 +18,13 @@ SLACK_WITH_MOVES: Final = 0.01
 SLACK_WITHOUT_MOVES: Final = 0.10
 
 
-def new_pool(num_blocks: int, config: TagmaConfig, *, record_evictions: bool) -> Pool:
+def new_pool(
+    num_blocks: int,
+    config: TagmaConfig,
+    *,
+    record_evictions: bool,
+    groups: Iterable[GroupSpec] = (GroupSpec(),),
+) -> Pool:
     """A pool of ``num_blocks`` blocks, the null block included. O(num_blocks).
 
     Where ranges are aligned neither moves nor slack apply: the cache is off, nothing is idle.
@@ -31,4 +39,5 @@ def new_pool(num_blocks: int, config: TagmaConfig, *, record_evictions: bool) ->
         compaction=config.compaction if single else "off",
         copy_budget=config.copy_budget,
         slack=int(share * num_blocks) if single else 0,
+        groups=groups,
     )

@@ -7,6 +7,7 @@ as in vLLM: consumers count.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import (
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 
 class EventLog:
-    """Collects the events of one KV-cache group until the scheduler takes them.
+    """Collects the events of one KV-cache group, among those of the others, until the scheduler
+    takes them.
 
     Args:
         block_size: Tokens per block.
@@ -38,6 +40,7 @@ class EventLog:
         sliding_window: Window in tokens, or None.
         lookahead_tokens: Tokens behind a block that its hash covers too (vLLM 0.33, EAGLE-like
             drafts).
+        events: The list that all groups of a model append to, in the order of what happens.
     """
 
     def __init__(
@@ -48,40 +51,56 @@ class EventLog:
         spec_kind: str,
         sliding_window: int | None,
         lookahead_tokens: int = 0,
+        events: list[KVCacheEvent] | None = None,
     ) -> None:
         self._block_size = block_size
         self._lookahead_tokens = lookahead_tokens
         self._group = group
         self._spec_kind = spec_kind
         self._sliding_window = sliding_window
-        self._events: list[KVCacheEvent] = []
+        self._events = [] if events is None else events
 
     @classmethod
-    def of_group(cls, group: int, spec: KVCacheSpec, *, lookahead_tokens: int = 0) -> EventLog:
-        """The log of a cache group with this spec."""
-        return cls(
-            block_size=spec.block_size,
-            group=group,
-            spec_kind=get_kv_cache_spec_kind(spec).value,
-            sliding_window=get_kv_cache_spec_sliding_window(spec),
-            lookahead_tokens=lookahead_tokens,
-        )
+    def of_groups(
+        cls, specs: Iterable[KVCacheSpec], *, lookahead_tokens: int = 0
+    ) -> list[EventLog]:
+        """The logs of cache groups with these specs; they share one list of events."""
+        events: list[KVCacheEvent] = []
+        return [
+            cls(
+                block_size=spec.block_size,
+                group=group,
+                spec_kind=get_kv_cache_spec_kind(spec).value,
+                sliding_window=get_kv_cache_spec_sliding_window(spec),
+                lookahead_tokens=lookahead_tokens,
+                events=events,
+            )
+            for group, spec in enumerate(specs)
+        ]
 
-    def stored(self, request: Request, first: int, last: int) -> None:
-        """Blocks [first, last) of the request are in the cache. O(tokens)."""
+    def stored(
+        self,
+        request: Request,
+        first: int,
+        last: int,
+        spans: Iterable[tuple[int, int]] | None = None,
+    ) -> None:
+        """Blocks [first, last) of the request are in the cache, or of these only ``spans``. The
+        event tells the tokens of all of them, as vLLM's does. O(tokens)."""
         if first >= last:
             return
+        kept = range(first, last) if spans is None else [i for span in spans for i in range(*span)]
         size = self._block_size
         hashes = request.block_hashes
         extra_keys = []
         mm_index = 0
-        for block in range(first, last):
+        for block in kept:
             keys, mm_index = self._extra_keys(request, block, mm_index)
             extra_keys.append(keys)
         lora = request.lora_request
         self._events.append(
             BlockStored(
-                block_hashes=[maybe_convert_block_hash(h) for h in hashes[first:last]],
+                block_hashes=[maybe_convert_block_hash(hashes[i]) for i in kept],
                 parent_block_hash=maybe_convert_block_hash(hashes[first - 1]) if first else None,
                 token_ids=request.all_token_ids[first * size : last * size],
                 block_size=size,
@@ -134,5 +153,6 @@ class EventLog:
 
     def take(self) -> list[KVCacheEvent]:
         """The events since the last call, in order."""
-        events, self._events = self._events, []
+        events = self._events[:]
+        self._events.clear()
         return events

@@ -73,9 +73,9 @@ def advise(
     if cuda and machine.gpus:
         return [
             Advice(
-                setting="--tagma-self-test start",
+                setting="",
                 why=f"{machine.gpus[0]}: each start compares the kernels with their references "
-                "there (the default); no engine of this project's tests has run on a GPU",
+                "there (--tagma-self-test start, the default); no test of an engine has run on one",
             )
         ]
     names = _names(given)

@@ -1,13 +1,76 @@
-"""What a sliding window changes in a group's arithmetic: skipped heads, the gate, what is cached.
+"""What a window changes in a group's arithmetic: skipped heads, the gate, what is cached.
 
-Plain numbers and vLLM's own rules (``SlidingWindowSpec`` and ``SlidingWindowManager``), for groups
-whose blocks are as long as the scheduler's. Tokens, unless a name says blocks.
+Plain numbers and vLLM's own rules (``SlidingWindowSpec`` and ``SlidingWindowManager``, and those of
+chunked local attention), for groups whose blocks are as long as the scheduler's. Tokens, unless a
+name says blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from vllm_tagma.group_spec import GroupSpec
+
+
+class HeadNeeds(Protocol):
+    """What the manager asks of a group whose rows lose their heads."""
+
+    @property
+    def pool_group(self) -> GroupSpec:
+        """The group as the core knows it."""
+
+    @property
+    def gate_blocks(self) -> int:
+        """The most blocks that a request holds at a time, by which it is admitted."""
+
+    def skipped_blocks(self, processed_tokens: int) -> int:
+        """Leading blocks that no token after the processed ones attends to."""
+
+    def next_skip(self, skipped_blocks: int) -> int:
+        """Processed tokens from which on more than ``skipped_blocks`` blocks are skipped."""
+
+    def cached_spans(
+        self, first: int, last: int, boundaries: Iterable[int], retention: int | None
+    ) -> list[tuple[int, int]]:
+        """Which of the full blocks [first, last) enter the prefix cache; see
+        :meth:`WindowNeeds.cached_spans`."""
+
+
+class ChunkNeeds(NamedTuple):
+    """A group with chunked local attention: a token attends to its own chunk of ``chunk`` tokens,
+    a multiple of the block size, from the chunk's first one on."""
+
+    block_size: int
+    chunk: int
+    max_in_flight_tokens: int
+    max_model_len: int
+
+    @property
+    def pool_group(self) -> GroupSpec:
+        """A hit needs what its last chunk has in front of its end."""
+        return GroupSpec("chunk", self.chunk // self.block_size)
+
+    @property
+    def gate_blocks(self) -> int:
+        """The most blocks that a request holds at a time, by which it is admitted."""
+        tokens = min(self.chunk + self.max_in_flight_tokens, self.max_model_len)
+        return -(-tokens // self.block_size)
+
+    def skipped_blocks(self, processed_tokens: int) -> int:
+        """Blocks of the chunks in front of the next token's."""
+        return processed_tokens // self.chunk * self.chunk // self.block_size
+
+    def next_skip(self, skipped_blocks: int) -> int:
+        """Processed tokens from which on more than ``skipped_blocks`` blocks are skipped."""
+        return (skipped_blocks * self.block_size // self.chunk + 1) * self.chunk
+
+    def cached_spans(
+        self, first: int, last: int, boundaries: Iterable[int], retention: int | None
+    ) -> list[tuple[int, int]]:
+        """All of the full blocks [first, last): vLLM has no interval for chunks."""
+        del boundaries, retention
+        return [(first, last)] if first < last else []
 
 
 class WindowNeeds(NamedTuple):
@@ -17,6 +80,11 @@ class WindowNeeds(NamedTuple):
     window: int
     max_in_flight_tokens: int
     max_model_len: int
+
+    @property
+    def pool_group(self) -> GroupSpec:
+        """A hit needs the blocks that its last token attends to."""
+        return GroupSpec("window", self.hit_blocks)
 
     @property
     def hit_blocks(self) -> int:

@@ -11,7 +11,6 @@ state that is not there. Instead, unknown constructor arguments and unknown attr
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vllm.v1.metrics.stats import PrefixCacheStats
@@ -23,9 +22,9 @@ from vllm_tagma.config import TagmaConfig
 from vllm_tagma.core_pool import new_pool
 from vllm_tagma.errors import InvariantError
 from vllm_tagma.events import EventLog
+from vllm_tagma.group_rows import Demand, GroupRows
 from vllm_tagma.observers import Observers
 from vllm_tagma.request_row import RequestRow
-from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.served_arguments import require_served
 from vllm_tagma.stand_ins import BlockPool, Coordinator, Group
 from vllm_tagma.transfer_contract import TransferContract
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
+
 # Under vLLM's logger: its handlers and level apply, a logger of our own would stay silent.
 _logger = logging.getLogger("vllm.tagma.manager")
 
@@ -44,7 +44,8 @@ _ADMISSION = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 class TagmaKVCacheManager(TransferContract):
-    """Range-addressed KV-cache manager for one full-attention group.
+    """Range-addressed KV-cache manager: one full-attention group, or several groups and windows,
+    whose part of each call is in ``group_rows.py``.
 
     Constructor arguments are vLLM's own (``vllm/v1/core/kv_cache_manager.py``), all by keyword but
     the first, plus ``tagma_config``. Raises :class:`UnsupportedError` for an argument that vLLM
@@ -53,7 +54,6 @@ class TagmaKVCacheManager(TransferContract):
 
     # The members below are part of vLLM's contract and constant here.
     mamba_shared_prefix_checkpoint = False
-    num_kv_cache_groups = 1
 
     def __init__(
         self,
@@ -78,8 +78,7 @@ class TagmaKVCacheManager(TransferContract):
         **unknown: object,
     ) -> None:
         super().__init__()
-        del max_in_flight_tokens  # bounds blocks that fall out of a window; full attention has none
-        spec = require_served(
+        groups = require_served(
             kv_cache_config,
             unknown,
             scheduler_block_size=scheduler_block_size,
@@ -89,10 +88,14 @@ class TagmaKVCacheManager(TransferContract):
             pcp_world_size=pcp_world_size,
             enable_mamba_shared_prefix_checkpoint=enable_mamba_shared_prefix_checkpoint,
             alignment=tagma_config.alignment if tagma_config else 1,
+            use_eagle=use_eagle,
+            max_in_flight_tokens=max_in_flight_tokens or max_model_len,
+            max_model_len=max_model_len,
         )
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
-        self.block_size: int = spec.block_size
+        self.block_size = groups.block_size
+        self.num_kv_cache_groups = len(groups.groups)
         self.enable_caching = enable_caching
         self.use_eagle = use_eagle
         self.log_stats = log_stats
@@ -104,6 +107,7 @@ class TagmaKVCacheManager(TransferContract):
             kv_cache_config.num_blocks,
             tagma_config or TagmaConfig(),
             record_evictions=enable_kv_cache_events or metrics_collector is not None,
+            groups=[group.pool_group for group in groups.groups],
         )
         self._rows: dict[str, RequestRow] = {}
         self._request_of: dict[int, str] = {}  # row handle -> request id
@@ -111,7 +115,9 @@ class TagmaKVCacheManager(TransferContract):
             self.pool,
             # That hashes cover tokens behind their blocks shows in the events alone; a block whose
             # hash is not known yet is published once it is.
-            events=EventLog.of_group(0, spec, lookahead_tokens=num_hash_lookahead_tokens)
+            events=EventLog.of_groups(
+                (group.spec for group in groups.groups), lookahead_tokens=num_hash_lookahead_tokens
+            )
             if enable_kv_cache_events
             else None,
             collector=metrics_collector,
@@ -119,9 +125,13 @@ class TagmaKVCacheManager(TransferContract):
         )
         self._check_each_step = tagma_config is not None and tagma_config.check_invariants
 
-        self.coordinator = Coordinator((Group(spec.block_size, spec),), self._num_held)
+        self._group_rows = None if groups.plain else GroupRows(self.pool, groups, self._observers)
+        self.coordinator = Coordinator(
+            tuple(Group(group.spec.block_size, group.spec) for group in groups.groups),
+            self._num_held,
+        )
         self.block_pool = BlockPool(self.pool, self._give_back)
-        self.empty_kv_cache_blocks = TagmaKVCacheBlocks((NO_RANGES,))
+        self.empty_kv_cache_blocks = TagmaKVCacheBlocks((NO_RANGES,) * len(groups.groups))
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -145,14 +155,18 @@ class TagmaKVCacheManager(TransferContract):
     ) -> tuple[TagmaKVCacheBlocks, int, int]:
         """The longest cached prefix of a request.
 
-        Returns (blocks, tokens, 0); tokens is a multiple of the block size and leaves at least one
-        token to compute. No side effect: the scheduler drops the result when it does not admit the
-        request. O(blocks hit).
+        Returns (blocks, tokens, boundary); tokens is a multiple of the block size and leaves at
+        least one token to compute. ``boundary``: where a longer prefix ends that some group has
+        and a window has not kept, or 0; vLLM notes it on the request, whose blocks there are then
+        cached. No side effect: the scheduler drops the result when it does not admit the request.
+        O(blocks hit), with windows O(blocks).
         """
         if not self.enable_caching or request.skip_reading_prefix_cache:
             return self.empty_kv_cache_blocks, 0, 0
         if max_cache_hit_length is None:
             max_cache_hit_length = request.num_tokens - 1
+        if self._group_rows is not None:
+            return self._common_hit(self._group_rows, request, max_cache_hit_length)
         hit = self.pool.lookup(request.block_hashes, max_cache_hit_length // self.block_size)
         num_blocks = len(hit)
         if num_blocks and self.use_eagle:
@@ -164,6 +178,20 @@ class TagmaKVCacheManager(TransferContract):
         if getattr(request, "kv_cache_report_mode", "incremental") == "full":
             self._observers.stored(request, 0, num_blocks)
         return TagmaKVCacheBlocks((hit,)), num_blocks * self.block_size, 0
+
+    def _common_hit(
+        self, group_rows: GroupRows, request: Request, max_tokens: int
+    ) -> tuple[TagmaKVCacheBlocks, int, int]:
+        hits, num_blocks, longest = group_rows.lookup(
+            request.block_hashes, max_tokens // self.block_size
+        )
+        boundary = longest * self.block_size if longest > num_blocks else 0
+        if not num_blocks:
+            return self.empty_kv_cache_blocks, 0, boundary
+        if getattr(request, "kv_cache_report_mode", "incremental") == "full":
+            for group in range(self.num_kv_cache_groups):
+                self._observers.stored(request, 0, num_blocks, group)
+        return TagmaKVCacheBlocks(hits), num_blocks * self.block_size, boundary
 
     # --- allocate and grow ------------------------------------------------------------------------
 
@@ -238,13 +266,20 @@ class TagmaKVCacheManager(TransferContract):
         watermark = 0
         if has_scheduled_reqs and request.status in _ADMISSION:
             watermark = self.watermark_blocks
-        hit = new_computed_blocks.blocks[0] if new_computed_blocks is not None else NO_RANGES
+        hits = (new_computed_blocks or self.empty_kv_cache_blocks).blocks
+        hit = hits[0]  # all groups' are equally long
         gate = prompt if full_sequence_must_fit else 0
         hashes = request.block_hashes
+        group_rows = self._group_rows
+        if group_rows is not None:
+            demand = Demand(watermark, reserved_blocks, needed, gate, prompt, limit)
         if row is None:
-            admitted = self.pool.admit(
-                watermark, reserved_blocks, hit, needed, gate, prompt, limit, 0, publish, hashes
-            )
+            if group_rows is None:
+                admitted = self.pool.admit(
+                    watermark, reserved_blocks, hit, needed, gate, prompt, limit, 0, publish, hashes
+                )
+            else:
+                admitted = group_rows.admit(demand, hits, total, hashes)
             if admitted is None:
                 self._observers.blocks_left()  # the range cap may have cost some
                 return None
@@ -252,15 +287,31 @@ class TagmaKVCacheManager(TransferContract):
             row = self._rows[request.request_id] = RequestRow(handle)
             self._request_of[handle] = request.request_id
             row.held_blocks = row.published_blocks = len(hit)
+            if group_rows is not None:
+                row.next_skip = group_rows.next_skip(total)
         else:
             if len(hit):
                 raise ValueError(
                     f"request {request.request_id} holds {row.held_blocks} blocks already and "
                     f"cannot adopt a prefix hit of {len(hit)}"
                 )
-            grown = self.pool.grow(
-                row.handle, watermark, reserved_blocks, needed, gate, prompt, limit, publish, hashes
-            )
+            if group_rows is None:
+                grown = self.pool.grow(
+                    row.handle,
+                    watermark,
+                    reserved_blocks,
+                    needed,
+                    gate,
+                    prompt,
+                    limit,
+                    0,
+                    publish,
+                    hashes,
+                )
+            else:
+                processed = max(0, total - request.num_in_flight_tokens)
+                grown = group_rows.grow(row.handle, demand, processed, hashes)
+                row.next_skip = group_rows.next_skip(processed)
             if grown is None:
                 self._observers.blocks_left()  # the range cap may have cost some
                 return None
@@ -268,16 +319,20 @@ class TagmaKVCacheManager(TransferContract):
                 self.pool.hold(row.handle)
                 self._unpin(row)  # if it was received, all of it has arrived
             added = grown
-        num_added = len(added[0])
-        row.held_blocks += num_added
+        if row.held_blocks < needed:
+            row.held_blocks = needed
         if self._observers.watching:
-            self._observers.allocated(request, hit, added[0], row.published_blocks, publish)
+            self._observers.allocated(hits, added)
+            if group_rows is None:
+                self._observers.stored(request, row.published_blocks, publish)
         if publish > row.published_blocks:
+            if group_rows is not None:
+                group_rows.publish(request, row.handle, publish)
             row.published_blocks = publish
         row.settle(block_size, self.enable_caching)
         if delay_cache_blocks:
             self._pin(row, "receiving")
-        return TagmaKVCacheBlocks(added) if num_added else self.empty_kv_cache_blocks
+        return TagmaKVCacheBlocks(added) if any(added) else self.empty_kv_cache_blocks
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Publishes the full blocks among the first ``num_computed_tokens`` tokens. Monotone: what
@@ -289,8 +344,11 @@ class TagmaKVCacheManager(TransferContract):
         publish = min(publish, row.held_blocks)
         if publish <= row.published_blocks:
             return
-        self.pool.publish(row.handle, publish, request.block_hashes)
-        self._observers.stored(request, row.published_blocks, publish)
+        if self._group_rows is None:
+            self.pool.publish(row.handle, publish, request.block_hashes)
+            self._observers.stored(request, row.published_blocks, publish)
+        else:
+            self._group_rows.publish(request, row.handle, publish)
         row.published_blocks = publish
         row.settle(self.block_size, self.enable_caching)
 
@@ -303,8 +361,7 @@ class TagmaKVCacheManager(TransferContract):
         if row is None:
             return
         del self._request_of[row.handle]
-        if row.pin:
-            self._unpin(row)
+        self._unpin(row)
         self.pool.free(row.handle)
         self._observers.blocks_left()
 
@@ -325,64 +382,14 @@ class TagmaKVCacheManager(TransferContract):
 
     # --- what the scheduler reads -----------------------------------------------------------------
 
-    def _num_held(self, request_id: str) -> int:
-        row = self._rows.get(request_id)
-        return 0 if row is None else row.held_blocks
-
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Block ids of a request's row, fresh lists. O(blocks)."""
-        return (self._row_blocks(request_id).ids(),)
-
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Deprecated in vLLM; zero for each group."""
-        return [0]
-
-    def estimate_cached_tokens(self, request: Request) -> int:
-        """Tokens up to the last block of the request's row that is in the prefix cache.
-
-        O(ranges), plus the published blocks that were withdrawn since.
-        """
-        row = self._rows.get(request.request_id)
-        if row is None:
-            return 0
-        blocks = row.published_blocks
-        for start, count in reversed(self.pool.row_blocks(row.handle).truncated(blocks).ranges()):
-            for block_id in reversed(range(start, start + count)):
-                if self.pool.is_cached(block_id):
-                    return blocks * self.block_size
-                blocks -= 1
-        return 0
+        return [0] * self.num_kv_cache_groups
 
     def take_kv_cache_block_copies(self) -> tuple[list[tuple[int, int]], list[Any]]:
         """Block copies (from, to) for the worker to make before the step's forward pass, all
         sources read before a destination is written; and the blocks they retain: none."""
         return self.pool.take_copies(), []
-
-    def take_row_updates(self, whole: Collection[str]) -> list[RowUpdate]:
-        """What changed in rows since the last call, for the workers.
-
-        Requests in ``whole`` get their whole rows (new, resumed and streamed ones, which the
-        workers do not know or know otherwise), all others the end that changed, if one did.
-        O(ranges of both).
-        """
-        updates: list[RowUpdate] = []
-        sent: set[tuple[str, int]] = set()
-        changes = self.pool.take_row_updates()
-        if self.connected:
-            changes = [change for change in changes if not self._is_receiving(change[0])]
-        for handle, group, first_block, ranges in changes:
-            request_id = self._request_of[handle]
-            if request_id in whole:
-                if first_block:
-                    continue
-                sent.add((request_id, group))
-            updates.append(RowUpdate(request_id, group, first_block, ranges))
-        for request_id in whole:
-            if request_id not in self._rows:  # it has ended in the meantime
-                continue
-            if (request_id, 0) not in sent:
-                updates.append(RowUpdate(request_id, 0, 0, self._row_blocks(request_id)))
-        return updates
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
         """Mamba states for a connector: none."""
@@ -420,10 +427,6 @@ class TagmaKVCacheManager(TransferContract):
         stats, self.prefix_cache_stats = self.prefix_cache_stats, PrefixCacheStats()
         return stats
 
-    def num_ranges(self, request_id: str) -> int:
-        """Ranges of a request's row; 0 for an unknown request."""
-        return self._row_blocks(request_id).num_ranges
-
     def check_invariants(self) -> None:
         """Checks the laws of ``docs/invariants.md``; raises :class:`InvariantError`. O(blocks)."""
         try:
@@ -431,8 +434,12 @@ class TagmaKVCacheManager(TransferContract):
         except RuntimeError as error:
             raise InvariantError(str(error)) from error
         for request_id, row in self._rows.items():
-            held = len(self.pool.row_blocks(row.handle))
-            published = self.pool.num_published(row.handle)
+            lengths = {len(blocks) for blocks in self._row_blocks(request_id)}
+            held = max(lengths) if len(lengths) == 1 else sorted(lengths)
+            published = min(
+                self.pool.num_published(row.handle, group)
+                for group in range(self.num_kv_cache_groups)
+            )
             if (held, published) != (row.held_blocks, row.published_blocks):
                 raise InvariantError(
                     f"law M1 (manager): request {request_id} holds {held} blocks, {published} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Literal
 
 Hold = Literal["", "receiving", "sending"]
@@ -9,27 +10,38 @@ Hold = Literal["", "receiving", "sending"]
 
 
 class RequestRow:
-    """A request's row in the native pool.
+    """A request's row in the native pool, or its rows, one for each group and all equally long.
 
     While a running request's tokens, scheduled ones included, number at most ``quiet_tokens``, they
-    fit its blocks and fill none that is not published yet: there is nothing to do. ``pin`` is the
-    pool's handle while a KV connector may touch the row's blocks, else 0.
+    fit its blocks, fill none that is not published yet, and none falls out of a window: there is
+    nothing to do. Of ``published_blocks`` each group has at least so many. ``pins`` are the pool's
+    handles while a KV connector may touch the row's blocks.
     """
 
-    __slots__ = ("handle", "held_blocks", "hold", "pin", "published_blocks", "quiet_tokens")
+    __slots__ = (
+        "handle",
+        "held_blocks",
+        "hold",
+        "next_skip",
+        "pins",
+        "published_blocks",
+        "quiet_tokens",
+    )
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.held_blocks = 0
         self.published_blocks = 0
         self.quiet_tokens = 0
-        self.pin = 0
+        self.next_skip = sys.maxsize
+        """Processed tokens from which on a window has more blocks to let go of."""
+        self.pins: tuple[int, ...] = ()
         self.hold: Hold = ""
 
     def settle(self, block_size: int, enable_caching: bool) -> None:
-        """Call after a change of ``held_blocks`` or ``published_blocks``."""
+        """Call after a change of ``held_blocks``, ``published_blocks`` or ``next_skip``."""
         quiet = self.held_blocks * block_size
         if enable_caching:
             unfilled = (self.published_blocks + 1) * block_size - 1
             quiet = unfilled if unfilled < quiet else quiet
-        self.quiet_tokens = quiet
+        self.quiet_tokens = quiet if quiet < self.next_skip else self.next_skip

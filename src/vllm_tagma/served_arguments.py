@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vllm_tagma import support
+from vllm_tagma.cache_groups import CacheGroups
 from vllm_tagma.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
 def require_served(
@@ -27,8 +28,11 @@ def require_served(
     pcp_world_size: int,
     enable_mamba_shared_prefix_checkpoint: bool,
     alignment: int,
-) -> KVCacheSpec:
-    """The cache kind of the one group that is served. ``hash_block_size``: None without caching.
+    use_eagle: bool,
+    max_in_flight_tokens: int,
+    max_model_len: int,
+) -> CacheGroups:
+    """The cache groups that are served. ``hash_block_size``: None without caching.
 
     Raises:
         UnsupportedError: an argument that is not known, or a value that is not served.
@@ -40,9 +44,11 @@ def require_served(
             "`tagma doctor` names"
         )
     support.require_supported(None, kv_cache_config)
-    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-    if hash_block_size is not None and hash_block_size != spec.block_size:
-        unit = f"{hash_block_size} tokens with a block size of {spec.block_size}"
+    groups = CacheGroups.of_config(
+        kv_cache_config, max_in_flight_tokens=max_in_flight_tokens, max_model_len=max_model_len
+    )
+    if hash_block_size is not None and hash_block_size != groups.block_size:
+        unit = f"{hash_block_size} tokens with a block size of {groups.block_size}"
         support.refuse("prefix-match-unit", unit, option="hash_block_size")
     for rule, name, value, served in (
         ("multi-module-mtp", "num_prefill_lookahead", max(num_prefill_lookahead, 1), 1),
@@ -56,8 +62,9 @@ def require_served(
         ),
         ("alignment", "alignment", alignment, 1),
         # Last: the degrees above are factors of it; what is left are sizes of other groups.
-        ("cache-groups", "scheduler_block_size", scheduler_block_size, spec.block_size),
+        ("cache-groups", "scheduler_block_size", scheduler_block_size, groups.block_size),
+        ("cache-groups", "use_eagle", use_eagle and not groups.plain, False),
     ):
         if value != served:
             support.refuse(rule, f"{value}, not {served}", option=name)
-    return spec
+    return groups

@@ -33,7 +33,8 @@ class Group(NamedTuple):
 
 
 class Coordinator(NamedTuple):
-    """Stands in for vLLM's coordinator of all groups. ``num_held`` counts a request's blocks."""
+    """Stands in for vLLM's coordinator of all groups. ``num_held`` counts a request's blocks in
+    each group."""
 
     single_type_managers: tuple[Group, ...]
     num_held: Callable[[str], int]
@@ -56,8 +57,10 @@ class Coordinator(NamedTuple):
                 f"vLLM asked what request {request_id} lacks beside a prefix hit; use "
                 "--kv-cache-backend paged and report this"
             )
-        (group,) = self.single_type_managers
-        return max(-(-num_tokens // group.block_size) - self.num_held(request_id), 0)
+        held = self.num_held(request_id)
+        return sum(
+            max(-(-num_tokens // group.block_size) - held, 0) for group in self.single_type_managers
+        )
 
 
 class BlockPool:

@@ -25,14 +25,15 @@ left behind.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from vllm_tagma.blocks import NO_RANGES, ConnectorBlocks, TagmaKVCacheBlocks
+from vllm_tagma.blocks import TagmaKVCacheBlocks
+from vllm_tagma.row_contract import RowContract
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from vllm_tagma._native import BlockRanges, Pool
+    from vllm_tagma.group_rows import GroupRows
     from vllm_tagma.observers import Observers
     from vllm_tagma.request_row import Hold, RequestRow
 
@@ -40,17 +41,14 @@ if TYPE_CHECKING:
 class LeavingRow(NamedTuple):
     """All blocks of a request that is gone; given back through ``block_pool.free_blocks``."""
 
-    pin: int
+    pins: tuple[int, ...]
 
 
-class TransferContract:
+class TransferContract(RowContract):
     """The part of the manager that only KV connectors need."""
 
-    block_size: int
-    pool: Pool
-    _rows: dict[str, RequestRow]
-    _request_of: dict[int, str]
     _observers: Observers
+    _group_rows: GroupRows | None
 
     def __init__(self) -> None:
         self.connected = False
@@ -83,21 +81,18 @@ class TransferContract:
         del request
         return []
 
-    def get_block_ids_for_computed_tokens(
-        self, request_id: str, num_computed_tokens: int
-    ) -> tuple[list[int], ...]:
-        """Block ids that hold the first ``num_computed_tokens`` tokens. O(blocks)."""
-        blocks = -(-num_computed_tokens // self.block_size)
-        held = self._row_blocks(request_id)
-        return (held.truncated(min(blocks, len(held))).ids(),)
-
     def remove_skipped_blocks(
         self,
         request_id: str,
         processed_computed_tokens: int,
         num_prompt_tokens: int | None = None,
     ) -> None:
-        """Blocks outside the attention window: none, for full attention."""
+        """Lets go of the blocks in front of what the token behind the processed ones attends to.
+        Full attention has none. O(blocks)."""
+        del num_prompt_tokens
+        row = self._rows.get(request_id)
+        if row is not None and self._group_rows is not None:
+            self._group_rows.skip(row.handle, row.held_blocks, processed_computed_tokens)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Withdraws blocks from the prefix cache; references stay. Raises ValueError for an id
@@ -113,15 +108,16 @@ class TransferContract:
             return []
         self._unpin(row)
         del self._request_of[row.handle]
-        leaving = LeavingRow(self.pool.pin(row.handle, 0, row.held_blocks))
-        self._num_leaving += 1
+        leaving = LeavingRow(self._pins_of(row))
+        self._num_leaving += len(leaving.pins)
         self.pool.free(row.handle)
         self._observers.blocks_left()
         return [leaving]
 
     def _give_back(self, leaving: LeavingRow) -> None:
-        self.pool.unpin(leaving.pin)
-        self._num_leaving -= 1
+        for pin in leaving.pins:
+            self.pool.unpin(pin)
+        self._num_leaving -= len(leaving.pins)
 
     # --- pins -------------------------------------------------------------------------------------
 
@@ -131,35 +127,23 @@ class TransferContract:
         if row is not None:
             self._pin(row, "sending")
 
-    def _is_receiving(self, handle: int) -> bool:
-        """The request of this row has not run yet, so no worker knows it."""
-        return self._rows[self._request_of[handle]].hold == "receiving"
-
     def _pin(self, row: RequestRow, hold: Hold) -> None:
         """Pins the whole row as it is now, in place of what was pinned of it before."""
         self._unpin(row)
-        row.pin, row.hold = self.pool.pin(row.handle, 0, row.held_blocks), hold
+        row.pins, row.hold = self._pins_of(row), hold
+
+    def _pins_of(self, row: RequestRow) -> tuple[int, ...]:
+        """New pins, one for the row in each group."""
+        groups = range(self.num_kv_cache_groups)
+        return tuple(self.pool.pin(row.handle, 0, row.held_blocks, group) for group in groups)
 
     def _unpin(self, row: RequestRow) -> None:
-        if row.pin:
-            self.pool.unpin(row.pin)
-            row.pin, row.hold = 0, ""
-
-    # --- rows as connectors see them --------------------------------------------------------------
-
-    def _row_blocks(self, request_id: str) -> BlockRanges:
-        row = self._rows.get(request_id)
-        return NO_RANGES if row is None else self.pool.row_blocks(row.handle)
-
-    def get_blocks(self, request_id: str) -> Any:
-        """A request's row, hits included; empty for an unknown request. O(ranges)."""
-        blocks = self._row_blocks(request_id)
-        if self.connected:
-            return ConnectorBlocks((blocks,), self.pool)
-        return TagmaKVCacheBlocks((blocks,))
+        for pin in row.pins:
+            self.pool.unpin(pin)
+        row.pins, row.hold = (), ""
 
     # --- laws -------------------------------------------------------------------------------------
 
     def _num_pins(self) -> int:
         """Pins that the pool must hold for this manager."""
-        return sum(row.pin != 0 for row in self._rows.values()) + self._num_leaving
+        return sum(len(row.pins) for row in self._rows.values()) + self._num_leaving

@@ -12,7 +12,7 @@ def admit_one(pool, hit, blocks, gate, watermark, reserved, prompt, limit, publi
 
 def grow_one(pool, row, blocks, gate, watermark, reserved, prompt, limit, publish, hashes, /):
     """The new blocks, or None."""
-    given = pool.grow(row, watermark, reserved, blocks, gate, prompt, limit, publish, hashes)
+    given = pool.grow(row, watermark, reserved, blocks, gate, prompt, limit, 0, publish, hashes)
     if given is None:
         return None
     (added,) = given

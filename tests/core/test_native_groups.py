@@ -22,7 +22,7 @@ def need(blocks: int, *, hit: BlockRanges = NOTHING, skip: int = 0, publish: int
 
 def more(blocks: int) -> tuple[Any, ...]:
     """One group's part of ``grow``."""
-    return (blocks, 0, blocks, blocks + 8, 0, KEYS)
+    return (blocks, 0, blocks, blocks + 8, 0, 0, KEYS)
 
 
 @pytest.fixture
@@ -241,12 +241,12 @@ def test_an_argument_that_calls_the_pool_spoils_no_other_call(pool: Pool) -> Non
             window[at] = Calling(call)
             with pytest.raises(ValueError, match="called by one of its arguments"):
                 pool.admit(0, 0, *full, *window)
-        for at in range(5):
-            window = [8, 0, 8, 16, 4, KEYS]
+        for at in range(6):
+            window = [8, 0, 8, 16, 0, 4, KEYS]
             window[at] = Calling(call)
             with pytest.raises(ValueError, match="called by one of its arguments"):
-                pool.grow(row, 0, 0, 8, 0, 8, 16, 4, KEYS, *window)
-    assert len(inner) == 22
+                pool.grow(row, 0, 0, 8, 0, 8, 16, 0, 4, KEYS, *window)
+    assert len(inner) == 24
     assert None not in inner
     assert len(pool.row_blocks(row)) == 2
     assert pool.lookup(KEYS, 9) == NOTHING
@@ -288,7 +288,7 @@ def test_a_pool_that_cannot_publish_does_not_grow_a_row_first() -> None:
     pool = Pool(64, alignment=2)
     row, _ = pool.admit(0, 0, *need(2))
     with pytest.raises(ValueError, match="publish in a pool with alignment 2"):
-        pool.grow(row, 0, 0, 4, 0, 4, 12, 2, KEYS)
+        pool.grow(row, 0, 0, 4, 0, 4, 12, 0, 2, KEYS)
     assert len(pool.row_blocks(row)) == 2
     with pytest.raises(ValueError, match="publish in a pool with alignment 2"):
         pool.admit(0, 0, *need(4, publish=4))

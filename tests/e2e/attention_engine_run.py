@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -39,28 +40,37 @@ class Watched(Engine):
     def __init__(self, backend: str, settings: dict[str, Any]) -> None:
         super().__init__(backend, settings)
         self.runner = self.engine.model_executor.driver_worker.worker.model_runner
-        ((group,),) = self.runner.attn_groups
-        Watched.seen = {"attention": group.backend.get_name(), "ranges": 0, "table": 0}
+        groups = [group for groups in self.runner.attn_groups for group in groups]
+        names = sorted({group.backend.get_name() for group in groups})
+        Watched.seen = {"attention": names, "ranges": 0, "table": 0, "groups": len(groups)}
 
     def step(self) -> None:
         super().step()
         tables = self.runner.block_tables
-        Watched.seen["table"] += int(tables.input_block_tables[0].sum())
+        Watched.seen["table"] += sum(int(table.sum()) for table in tables.input_block_tables)
         if self.tagma:
-            rows = range(tables.max_num_reqs)
-            most = max(tables.ranges.num_ranges(group=0, row=row) for row in rows)
-            Watched.seen["ranges"] = max(Watched.seen["ranges"], most)
+            held = [
+                tables.ranges.num_ranges(group=group, row=row)
+                for group in range(tables.num_kv_cache_groups)
+                for row in range(tables.max_num_reqs)
+            ]
+            Watched.seen["ranges"] = max(Watched.seen["ranges"], *held)
 
 
 def main(settings_path: str, out: str) -> None:
-    settings = json.loads(Path(settings_path).read_text())
+    cases = json.loads(Path(settings_path).read_text())
     take_what_is_asked_for()
-    reports = {}
-    for backend, attention in ATTENTION.items():
-        settings["engine"]["attention_backend"] = attention
-        reports[backend] = {**run_case(backend, settings, Watched), **Watched.seen}
-        gc.collect()
-        cleanup_dist_env_and_memory()
+    reports: dict[str, Any] = {name: {} for name in cases}
+    for name, case in cases.items():
+        for backend, attention in ATTENTION.items():
+            settings = case[backend]
+            settings["engine"]["attention_backend"] = attention
+            try:
+                reports[name][backend] = {**run_case(backend, settings, Watched), **Watched.seen}
+            except Exception:
+                reports[name][backend] = {"error": traceback.format_exc()}
+            gc.collect()
+            cleanup_dist_env_and_memory()
     Path(out).write_text(json.dumps(reports, indent=1))
 
 

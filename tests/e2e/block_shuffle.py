@@ -19,7 +19,13 @@ from typing import Any
 
 from vllm_tagma._native import BlockRanges
 from vllm_tagma.integration.row_updates import row_updates_of, with_row_updates
+from vllm_tagma.ranges import NULL_BLOCK
 from vllm_tagma.row_update import RowUpdate
+
+
+def _moved_ids(before: list[int], after: list[int]) -> bool:
+    """Whether a block of a row is elsewhere; one that fell out of a window is not."""
+    return any(new not in (old, NULL_BLOCK) for old, new in zip(before, after, strict=False))
 
 
 class _Driver:
@@ -53,13 +59,13 @@ class _Driver:
         self._scheduler.max_num_scheduled_tokens = budget
         if not self.enabled:
             return self._schedule(*args, **kwargs)
-        known = {r.request_id: self._row(r.request_id) for r in self._scheduler.running}
+        known = {r.request_id: self._rows(r.request_id) for r in self._scheduler.running}
         output = self._moved(*args, **kwargs)
         copies = dict(output.kv_cache_block_copies or [])
         names = [
             name
-            for name, _, first, ranges in row_updates_of(output)
-            if (old := known.get(name, [])[first:]) and ranges.ids()[: len(old)] != old
+            for name, group, first, ranges in row_updates_of(output)
+            if name in known and _moved_ids(known[name][group][first:], ranges.ids())
         ]
         self.steps += bool(copies)
         self.copies += len(copies)
@@ -68,9 +74,10 @@ class _Driver:
         self.unscheduled += sum(name not in output.num_scheduled_tokens for name in names)
         return output
 
-    def _row(self, request_id: str) -> list[int]:
-        (ids,) = self._scheduler.kv_cache_manager.get_block_ids(request_id)
-        return list(ids)
+    def _rows(self, request_id: str) -> list[list[int]]:
+        """Per group the ids of a request's row, null blocks included."""
+        ids = self._scheduler.kv_cache_manager.get_block_ids(request_id)
+        return [list(of_group) for of_group in ids]
 
     def _moved(self, *args: Any, **kwargs: Any) -> Any:
         """The output of a step before which blocks have moved."""
@@ -87,10 +94,14 @@ class CoreRelocation(_Driver):
         def begin_and_move() -> None:
             begin()
             for request in self._scheduler.running:
-                ids = self._row(request.request_id)
-                first = self._random.randrange(len(ids))
-                last = self._random.randint(first + 1, len(ids))
-                manager.pool.relocate(manager._rows[request.request_id].handle, first, last)
+                handle = manager._rows[request.request_id].handle
+                for group, ids in enumerate(self._rows(request.request_id)):
+                    nulls = sum(block == NULL_BLOCK for block in ids)  # the head of a window's row
+                    if nulls == len(ids):
+                        continue
+                    first = self._random.randrange(nulls, len(ids))
+                    last = self._random.randint(first + 1, len(ids))
+                    manager.pool.relocate(handle, first, last, group)
 
         manager.new_step_starts = begin_and_move
         try:
@@ -107,19 +118,21 @@ class BlockShuffle(_Driver):
     def _moved(self, *args: Any, **kwargs: Any) -> Any:
         mapping = self._draw()
         self._exchange_ids(mapping)
-        known = {r.request_id: self._row(r.request_id) for r in self._scheduler.running}
+        known = {r.request_id: self._rows(r.request_id) for r in self._scheduler.running}
         output = self._schedule(*args, **kwargs)
         assert not output.kv_cache_block_copies, "vLLM copies blocks itself in this step"
         output.kv_cache_block_copies = list(mapping.items()) or None
         whole = {request.req_id for request in output.scheduled_new_reqs}
         whole |= output.scheduled_cached_reqs.resumed_req_ids
         updates = []
-        for name, before in known.items():
-            ids = self._row(name)  # with what the step appends; none if it was preempted
-            changed = [at for at, block in enumerate(before) if block in mapping.values()]
-            if ids and changed:
-                first = 0 if name in whole else changed[0]
-                updates.append(RowUpdate(name, 0, first, BlockRanges.from_ids(ids[first:])))
+        for name, rows in known.items():
+            # With what the step appends; none if it was preempted.
+            for group, (before, ids) in enumerate(zip(rows, self._rows(name), strict=True)):
+                changed = [at for at, block in enumerate(before) if block in mapping.values()]
+                if ids and changed:
+                    first = 0 if name in whole else changed[0]
+                    ranges = BlockRanges.from_ids(ids[first:])
+                    updates.append(RowUpdate(name, group, first, ranges))
         return with_row_updates(output, updates)
 
     def _draw(self) -> dict[int, int]:
@@ -128,7 +141,8 @@ class BlockShuffle(_Driver):
         pool = self._scheduler.kv_cache_manager.block_pool
         chosen: set[int] = set()
         if running:
-            chosen.update(self._row(self._random.choice(running).request_id))
+            for ids in self._rows(self._random.choice(running).request_id):
+                chosen.update(block for block in ids if block != NULL_BLOCK)
         others = [i for i in range(1, len(pool.blocks)) if i not in chosen]
         wanted = max(2, self.blocks_per_step - len(chosen))
         chosen.update(self._random.sample(others, min(wanted, len(others))))

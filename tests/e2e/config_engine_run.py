@@ -24,6 +24,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 from block_shuffle import BlockShuffle, CoreRelocation
 from vllm import LLM, SamplingParams
+from vllm.distributed.kv_events import BlockStored
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
@@ -59,6 +60,17 @@ class Engine:
             return preempt(*args, **kwargs)
 
         self.scheduler._preempt_request = counted
+        self.events: list[list[Any]] = []
+        if "kv_events_config" in settings["engine"]:
+            self.scheduler.kv_event_publisher.publish = self._note_events
+
+    def _note_events(self, batch: Any) -> None:
+        for event in batch.events:
+            if isinstance(event, BlockStored):
+                kind = [event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window]
+                hashes = [str(block) for block in event.block_hashes]
+                of = [event.group_idx, str(event.parent_block_hash), hashes]
+                self.events.append([self.steps, *of, event.token_ids, *kind])
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -107,6 +119,7 @@ class Engine:
         self.requests: dict[str, Any] = {}
         self.steps = self.chunked = self.preemptions = 0
         self.moves.restart()
+        self.events.clear()
         spec = self._spec_counts()
         work = self.workload
         draw = random.Random(work["seed"])
@@ -136,6 +149,7 @@ class Engine:
             "preemptions": self.preemptions,
             "usage_after_drain": self.manager.usage,
             "reset": self.llm.reset_prefix_cache(),
+            "stored": list(self.events),
             "spec": {name: n - spec[name] for name, n in self._spec_counts().items()},
         }
         if self.tagma:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 VOCAB = 128
 HIDDEN = 128
 _WINDOW = 64  # tokens
-_SHARP = ("q_proj", "k_proj")  # attention that looks at few positions
+_SHARP = ("q_proj", "k_proj", "kv_b_proj")  # attention that looks at few positions
 _WEIGHTS = "model.safetensors"
 
 Tensors = dict[str, torch.Tensor]
@@ -179,6 +179,51 @@ def mixed_gptoss(folder: Path) -> Path:
         layer_types=["sliding_attention", "full_attention"] * 2,
         num_local_experts=4,
         num_experts_per_tok=2,
+    )
+    return _save(folder, config)
+
+
+def mixed_llama4(folder: Path) -> Path:
+    """Llama 4 of 4 layers, chunks of 64 tokens and full attention in turn: two groups of two layers
+    where vLLM keeps them apart, which it does not by default."""
+    from transformers import Llama4TextConfig
+
+    config = Llama4TextConfig(
+        **_COMMON,
+        num_hidden_layers=4,
+        intermediate_size_mlp=256,
+        attention_chunk_size=_WINDOW,
+        no_rope_layers=[1, 0] * 2,
+        layer_types=["chunked_attention", "full_attention"] * 2,
+        moe_layers=[],
+        interleave_moe_layer_step=1000,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+    )
+    return _save(folder, config)
+
+
+def mla_deepseek(folder: Path) -> Path:
+    """DeepSeek-V2 of 2 layers: multi-head latent attention, one vector of 576 numbers a token, the
+    size that vLLM's CPU kernel is made for."""
+    from transformers import DeepseekV2Config
+
+    config = DeepseekV2Config(
+        **{**_COMMON, "num_key_value_heads": 4, "head_dim": 64},
+        num_hidden_layers=2,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+        moe_intermediate_size=64,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        first_k_dense_replace=2,
+        n_group=1,
+        topk_group=1,
+        topk_method="greedy",
     )
     return _save(folder, config)
 

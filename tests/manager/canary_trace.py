@@ -20,7 +20,11 @@ class CanaryTrace(Trace):
         # vLLM preempts while it schedules running requests, before it admits any that could have
         # hit what the victim was to write.
         self.late_preempt_rate = 0.0
-        self.worker = KvWorker(num_blocks=self.pair.num_blocks, block_size=self.block_size)
+        self.worker = KvWorker(
+            num_blocks=self.pair.num_blocks,
+            block_size=self.block_size,
+            windows=self.pair.windows,
+        )
         self.unexecuted: list[Step] = []
 
     @property

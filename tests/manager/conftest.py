@@ -27,7 +27,7 @@ def speculating_configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
 
 
 def _configs(folder: Path, **options: str) -> dict[str, object]:
-    from scheduler_trace import engine_config
+    from built_schedulers import engine_config
 
     with pytest.MonkeyPatch.context() as patch:
         # It tells test_vllm_033 where the sources lie; the backend refuses names it does not know.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -25,12 +25,20 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     maybe_convert_block_hash,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.request import Request
 
 from vllm_tagma import core_pool
+from vllm_tagma._native import Pool
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.manager import TagmaKVCacheManager
+from vllm_tagma.support import gates
 
 init_none_hash(sha256)
 
@@ -88,16 +96,57 @@ def make_request(
     )
 
 
-def cache_config(*, num_blocks: int, block_size: int) -> KVCacheConfig:
-    """One full-attention group; ``num_blocks`` counts the null block."""
-    spec = FullAttentionSpec(
-        block_size=block_size, num_kv_heads=1, head_size=16, dtype=torch.float32
-    )
+def cache_config(
+    *,
+    num_blocks: int,
+    block_size: int,
+    windows: Sequence[int | None] = (None,),
+    retention: int | None = None,
+) -> KVCacheConfig:
+    """A group for each of ``windows``, by default one full-attention group. A window in tokens is a
+    sliding one, or, below 0, a chunk of local attention; None is full attention. ``num_blocks``
+    counts the null block. ``retention``: vLLM's interval, in tokens."""
+    common: dict[str, Any] = {
+        "block_size": block_size,
+        "num_kv_heads": 1,
+        "head_size": 16,
+        "dtype": torch.float32,
+    }
+    specs = [
+        FullAttentionSpec(**common)
+        if window is None
+        else SlidingWindowSpec(**common, sliding_window=window)
+        if window > 0
+        else ChunkedLocalAttentionSpec(**common, attention_chunk_size=-window)
+        for window in windows
+    ]
     return KVCacheConfig(
         num_blocks=num_blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        kv_cache_groups=[
+            KVCacheGroupSpec([f"layer{i}" if i else "layer"], spec) for i, spec in enumerate(specs)
+        ],
+        prefix_cache_retention_interval=retention,
     )
+
+
+@contextlib.contextmanager
+def cap_is_far() -> Iterator[None]:
+    """Pools that are made inside let rows have so many ranges that tiny blocks in many groups do
+    not reach the cap."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core_pool, "Pool", functools.partial(Pool, max_ranges=8_192))
+        yield
+
+
+@contextlib.contextmanager
+def groups_pass() -> Iterator[None]:
+    """Inside, the gates let windows and several groups pass, whether they are served or not."""
+    passing = ("sliding-window", "cache-groups", "retention-interval")
+    with pytest.MonkeyPatch.context() as patch:
+        rules = tuple(rule for rule in gates.RULES if rule.id not in passing)
+        patch.setattr(gates, "RULES", rules)
+        yield
 
 
 _MODES = {
@@ -143,13 +192,19 @@ def make_manager(
     num_blocks: int = 65,
     block_size: int = 4,
     max_model_len: int = 1 << 20,
+    windows: Sequence[int | None] = (None,),
+    retention: int | None = None,
     slack: float | None = None,
     **options: Any,
 ) -> Any:
-    """A manager of that class, built as vLLM's scheduler builds it."""
-    with slack_is(slack):
+    """A manager of that class, built as vLLM's scheduler builds it. Groups: :func:`cache_config`;
+    windows pass the gates, and several groups do not come near the cap of ranges."""
+    cap = cap_is_far() if len(windows) > 1 else contextlib.nullcontext()
+    with slack_is(slack), groups_pass(), cap:
         return kind(
-            kv_cache_config=cache_config(num_blocks=num_blocks, block_size=block_size),
+            kv_cache_config=cache_config(
+                num_blocks=num_blocks, block_size=block_size, windows=windows, retention=retention
+            ),
             max_model_len=max_model_len,
             scheduler_block_size=block_size,
             hash_block_size=block_size,
@@ -163,9 +218,19 @@ def make_stock(**options: Any) -> KVCacheManager:
 
 
 def ids_of(blocks: Any) -> list[int]:
-    """Block ids of a result of either manager."""
+    """Block ids of a result of either manager, of its one group."""
     (ids,) = blocks.get_block_ids()
     return ids
+
+
+def nulls_of(blocks: Any) -> list[list[bool]]:
+    """For each group, which blocks of a result of either manager are null."""
+    return [[block == 0 for block in ids] for ids in blocks.get_block_ids()]
+
+
+def real_ids_of(blocks: Any) -> list[int]:
+    """Ids of the blocks that are not null, group by group."""
+    return [block for ids in blocks.get_block_ids() for block in ids if block]
 
 
 def row_of(manager: Any, request: Request) -> list[int]:

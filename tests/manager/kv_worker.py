@@ -15,13 +15,23 @@ ids.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from kv_requests import ids_of
 from vllm.v1.request import Request
 
 from vllm_tagma.row_update import RowUpdate
+
+
+def row_key(name: str, group: int) -> str:
+    """What the row of a request in a cache group is kept under."""
+    return f"{name}/{group}" if group else name
+
+
+def by_row(rows: Mapping[str, Sequence[list[int]]]) -> dict[str, list[int]]:
+    """Rows of requests in all groups, each under its key."""
+    return {row_key(name, g): ids for name, row in rows.items() for g, ids in enumerate(row)}
 
 
 @dataclasses.dataclass
@@ -45,7 +55,8 @@ class Scheduled:
 
 @dataclasses.dataclass
 class Step:
-    """What a scheduler sends for one step, as ``SchedulerOutput`` carries it."""
+    """What a scheduler sends for one step, as ``SchedulerOutput`` carries it. Rows stand under
+    their keys (``row_key``)."""
 
     copies: list[tuple[int, int]]
     updates: list[RowUpdate] | None  # None: the scheduler sends none
@@ -59,12 +70,12 @@ class Step:
 
         Raises ``AssertionError`` for an update that does not fit its row or contradicts the ids.
         """
-        for name in self.gone:
-            rows.pop(name, None)
+        for key in [key for key in rows if key.split("/")[0] in self.gone]:
+            del rows[key]
         moved = 0
         updated = set()
-        for name, group, first, ranges in self.updates or ():
-            assert group == 0
+        for request_id, group, first, ranges in self.updates or ():
+            name = row_key(request_id, group)
             assert name not in updated, f"two updates of {name}"
             updated.add(name)
             assert name in rows or name in self.whole, f"{name} is not held by the worker"
@@ -74,7 +85,8 @@ class Step:
             assert first <= len(held), f"{name} holds {held}, its update begins at {first}"
             assert len(row) == len(held) + len(new), f"{name} holds {held} + {new}, not {row}"
             assert row[len(held) :] == new, f"{name} has {row}, and the ids beside it say {new}"
-            moved += row[: len(held)] != held
+            # A window's head may have fallen out since.
+            moved += any(now not in (0, was) for was, now in zip(held, row, strict=False))
             rows[name] = row
         sent = self.whole.keys() | self.more.keys()
         if self.updates is not None:
@@ -119,8 +131,8 @@ class StepLog:
         self, copies: list[tuple[int, int]], updates: list[RowUpdate], scheduled: list[Scheduled]
     ) -> Step:
         gone, self.gone = self.gone, set()
-        whole = {name: ids_of(blocks) for name, blocks in self._whole.items()}
-        more = {name: ids_of(blocks) for name, blocks in self._more.items()}
+        whole = by_row({name: blocks.get_block_ids() for name, blocks in self._whole.items()})
+        more = by_row({name: blocks.get_block_ids() for name, blocks in self._more.items()})
         return Step(
             copies, updates, gone, whole, {n: ids for n, ids in more.items() if ids}, scheduled
         )
@@ -129,7 +141,10 @@ class StepLog:
 class KvWorker:
     """Executes steps in order; an ``AssertionError`` names what is not where it should be."""
 
-    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, windows: Sequence[int | None] = (None,)
+    ) -> None:
+        self.windows = windows
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.memory = np.zeros((num_blocks, block_size), dtype=np.int64)
@@ -140,13 +155,25 @@ class KvWorker:
     def execute(self, step: Step) -> None:
         self._copy(step.copies)
         self.rows_moved += step.apply_to(self.rows)
+        groups = range(len(self.windows))
         for part in step.scheduled:
-            wanted = -1 if part.dropped else self.canaries(part.request, part.end)[part.start :]
-            self.memory.reshape(-1)[self._slots(part)[part.start :]] = wanted
             self.dropped += part.dropped
+            for group in groups:
+                wanted = -1 if part.dropped else self._content(part.request, part.end, group)
+                self._write(part, part.start, wanted, group)
         for part in step.scheduled:
             if part.request.num_preemptions == part.preemptions and not part.dropped:
-                self._read(part)
+                for group in groups:
+                    self._read(part, group)
+
+    def _write(self, part: Scheduled, first: int, content: Any, group: int) -> None:
+        slots = self._slots(part, group)[first:]
+        assert (slots >= self.block_size).all(), f"{part.request.request_id} writes a null block"
+        self.memory.reshape(-1)[slots] = content if isinstance(content, int) else content[first:]
+
+    def _content(self, request: Request, end: int, group: int) -> np.ndarray:
+        """Canaries of one group: others' layers hold other KV."""
+        return self.canaries(request, end) ^ group
 
     def _copy(self, copies: list[tuple[int, int]]) -> None:
         sources, destinations = [s for s, _ in copies], [d for _, d in copies]
@@ -155,19 +182,27 @@ class KvWorker:
         self.memory[destinations] = self.memory[sources]
         self.copied += len(copies)
 
-    def _slots(self, part: Scheduled) -> np.ndarray:
-        row = np.array(self.rows[part.request.request_id])
+    def _slots(self, part: Scheduled, group: int = 0) -> np.ndarray:
+        row = np.array(self.rows[row_key(part.request.request_id, group)])
         position = np.arange(part.end)
         return row[position // self.block_size] * self.block_size + position % self.block_size
 
-    def _read(self, part: Scheduled) -> None:
-        held = self.memory.reshape(-1)[self._slots(part)]
-        wrong = self._wrong(held, self.canaries(part.request, part.end))
+    def _read(self, part: Scheduled, group: int) -> None:
+        """What the tokens of the step attend to: all before them, or a window."""
+        window = self.windows[group]
+        first = 0
+        if window is not None:
+            chunked = part.start - part.start % abs(window)
+            first = max(part.start - window + 1, 0) if window > 0 else chunked
+        held = self.memory.reshape(-1)[self._slots(part, group)]
+        wrong = self._wrong(held, self._content(part.request, part.end, group))
+        wrong = wrong[wrong >= first]
         assert not len(wrong), (
-            f"{part.request.request_id} reads foreign KV at positions {wrong[:5]} of {part.end}, "
-            f"in blocks {self.rows[part.request.request_id]} of {self.block_size}"
+            f"{part.request.request_id} reads foreign KV at positions {wrong[:5]} of {part.end} in "
+            f"group {group}, in blocks {self.rows[row_key(part.request.request_id, group)]} of "
+            f"{self.block_size}"
         )
-        self.reads += part.end
+        self.reads += part.end - first
 
     def _wrong(self, held: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """Where what is held is not what is wanted."""
@@ -176,7 +211,8 @@ class KvWorker:
     def rewrite(self, request: Request, first: int, end: int) -> None:
         """Drafts that were confirmed: their KV was written, under tokens not known here."""
         part = Scheduled(request, first, end, request.num_preemptions)
-        self.memory.reshape(-1)[self._slots(part)[first:]] = self.canaries(request, end)[first:]
+        for group in range(len(self.windows)):
+            self._write(part, first, self._content(request, end, group), group)
 
     def forget(self, request: Request, tokens: int) -> None:
         """The tokens from there on are replaced by others (a session's next input)."""

@@ -10,9 +10,9 @@ import logging
 from typing import Any
 
 import pytest
+from built_schedulers import build_scheduler
 from connector_trace import ConnectorTrace
 from kv_requests import admit, decode, ids_of, make_manager, make_request, make_stock, row_of
-from scheduler_trace import build_scheduler
 from vllm.config import KVTransferConfig
 from vllm.v1.core.kv_cache_utils import get_block_hash
 
@@ -324,12 +324,12 @@ def test_a_transfer_without_its_pin_is_noticed(
     def pin_others(self: Any, row: Any, hold: Any) -> None:
         pin(self, row, hold)
         if hold == lost:
-            self.pool.unpin(row.pin)
-            row.pin = -1
+            self.pool.unpin(*row.pins)
+            row.pins = (-1,)
 
     def unpin_others(self: Any, row: Any) -> None:
-        if row.pin == -1:
-            row.pin, row.hold = 0, ""
+        if row.pins == (-1,):
+            row.pins, row.hold = (), ""
         unpin(self, row)
 
     monkeypatch.setattr(TransferContract, "_pin", pin_others)

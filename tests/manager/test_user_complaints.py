@@ -11,6 +11,7 @@ import random
 from typing import Any
 
 import pytest
+from built_schedulers import build_scheduler
 from canary_trace import CanaryTrace
 from kv_requests import (
     ResidentSet,
@@ -24,7 +25,7 @@ from kv_requests import (
     row_of,
 )
 from manager_solo import Solo
-from scheduler_trace import SchedulerTrace, Side, build_scheduler
+from scheduler_trace import SchedulerTrace, Side
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 

@@ -212,3 +212,18 @@ def test_with_option_checks_the_value_and_its_surroundings() -> None:
         with_option(tagma, "copy_budget", -1)
     with pytest.raises(ConfigError, match="unknown option 'copy_budgt'"):
         with_option({**tagma, "tagma": {"copy_budgt": 1}}, "copy_budget", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"experimental_gpu": True}, "'experimental_gpu'.* is gone.*--tagma-self-test start"),
+        ({"self_test": "on"}, "'self_test'.*='on' must be one of off, start, always"),
+        ({"self_test": False}, r"=False must be one of.*YAML reads a bare off as false"),
+        ({"self_test_steps": -1}, "'self_test_steps'.*=-1 must be 0 to 1000000 steps"),
+    ],
+)
+def test_the_self_test_is_chosen_strictly(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TagmaConfig.from_sources({"tagma": options}, {})
+    assert TagmaConfig.from_sources({"tagma": {"self_test": "always"}}, {}).self_test == "always"

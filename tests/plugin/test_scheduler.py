@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
-    MLAAttentionSpec,
+    MambaSpec,
 )
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -145,9 +145,9 @@ def test_the_line_says_why_a_connector_stops_live_moves(
 
 
 def test_the_second_gate_sees_the_cache_groups(vllm_config: ConfigFactory) -> None:
-    mla = MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)
-    with pytest.raises(UnsupportedError, match=r"\(MLA\).*is MLAAttentionSpec"):
-        _build(ours.TagmaScheduler, vllm_config(additional_config=TAGMA), _cache(mla))
+    states = MambaSpec(block_size=32, shapes=((2, 2),), dtypes=(torch.float32,))
+    with pytest.raises(UnsupportedError, match=r"Mamba.*is MambaSpec"):
+        _build(ours.TagmaScheduler, vllm_config(additional_config=TAGMA), _cache(states))
     assert scheduler_module.KVCacheManager is stock.KVCacheManager
 
 

@@ -185,9 +185,18 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
     ),
     "encoder-only-multimodal": ("is_mm_encoder_only", True, "--mm-encoder-only is True"),
     "attention-free": ("model_config.is_attention_free", True, "model architecture is Llama"),
-    "mla": ("model_config.use_mla", True, "model architecture is LlamaForCausalLM"),
+    "sparse-mla": (
+        "model_config.hf_text_config.index_topk",
+        64,
+        "model architecture is LlamaForCausalLM",
+    ),
     "mamba": ("model_config.is_hybrid", True, "model architecture is LlamaForCausalLM"),
-    "sliding-window": ("cache_config.sliding_window", 128, "sliding_window of the model is 128"),
+    "window-transfer": ("kv_transfer_config", object(), "sliding_window of the model is 128"),
+    "window-speculation": (
+        "speculative_config",
+        _drafts("ngram"),
+        "sliding_window of the model is 128",
+    ),
     "engram": ("engram_config", object(), "--engram-config is set"),
     "sparse-indexer": (
         "attention_config.minimax_m3_indexer_cp",
@@ -213,14 +222,19 @@ def _cache(*specs: Any, group: dict[str, Any] | None = None, **changes: Any) -> 
     return kv.KVCacheConfig(num_blocks=16, kv_cache_tensors=[], kv_cache_groups=groups, **changes)
 
 
-def _windowed() -> kv.SlidingWindowSpec:
-    return kv.SlidingWindowSpec(
-        block_size=32, num_kv_heads=2, head_size=32, dtype=torch.bfloat16, sliding_window=128
-    )
+def _windowed(**changes: Any) -> kv.SlidingWindowSpec:
+    base = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+    return kv.SlidingWindowSpec(**{**base, "sliding_window": 128, **changes})
 
 
-def _mla() -> kv.MLAAttentionSpec:
-    return kv.MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)
+def _chunked(**changes: Any) -> kv.ChunkedLocalAttentionSpec:
+    base = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+    return kv.ChunkedLocalAttentionSpec(**{**base, "attention_chunk_size": 64, **changes})
+
+
+def _mla(**changes: Any) -> kv.MLAAttentionSpec:
+    base = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
+    return kv.MLAAttentionSpec(**{**base, **changes})
 
 
 def _mamba() -> kv.MambaSpec:
@@ -239,18 +253,28 @@ def _sink() -> kv.SinkFullAttentionSpec:
 
 CACHES: list[tuple[str, Callable[[], Any], str]] = [
     ("cache-groups", lambda: _cache(), "number of cache groups of the model is 0"),
-    ("cache-groups", lambda: _cache(_full(), _full()), "number of cache groups of the model is 2"),
-    ("mla", lambda: _cache(_mla()), "is MLAAttentionSpec"),
-    ("sliding-window", lambda: _cache(_windowed()), "is SlidingWindowSpec"),
     (
-        "sliding-window",
-        lambda: _cache(_full(sliding_window=64)),
-        "sliding_window of the model is sliding_window=64 tokens",
+        "cache-groups",
+        lambda: _cache(_full(), _windowed(block_size=64)),
+        "number of cache groups of the model is 2, with blocks of [32, 64] tokens",
     ),
     (
-        "sliding-window",
-        lambda: _cache(_full(attention_chunk_size=64)),
-        "is attention_chunk_size=64 tokens",
+        "sparse-mla",
+        lambda: _cache(_mla(cache_role=kv.SparseCacheRole.INDEXER)),
+        "is MLAAttentionSpec with cache_role=indexer",
+    ),
+    ("sparse-mla", lambda: _cache(_mla(model_version="deepseek_v4")), "model_version=deepseek_v4"),
+    ("sparse-mla", lambda: _cache(_mla(alignment=576)), "with alignment=576"),
+    ("other-windows", lambda: _cache(_chunked()), "is ChunkedLocalAttentionSpec in every layer"),
+    (
+        "other-windows",
+        lambda: _cache(_full(), _chunked(attention_chunk_size=48)),
+        "is ChunkedLocalAttentionSpec with chunks of 48 tokens and blocks of 32",
+    ),
+    (
+        "other-windows",
+        lambda: _cache(_windowed(extra_retained_tokens=2)),
+        "is SlidingWindowSpec with extra_retained_tokens=2",
     ),
     ("mamba", lambda: _cache(_mamba()), "model architecture is MambaSpec"),
     ("zeroing", lambda: _cache(_mamba()), "zeroing of new blocks is required"),
@@ -331,29 +355,39 @@ def _with_attribute(config: Any, path: str, value: Any) -> Any:
 
 # Options of one release only; every other attribute must exist in the installed one.
 ONLY_IN_033 = {"sparse-indexer"}
+IN_MODELS = {"sparse-mla"}  # attributes of a model's own configuration
 
 
 @pytest.mark.parametrize("rule_id", BY_ATTRIBUTE)
 def test_attributes_are_refused(vllm_config: ConfigFactory, rule_id: str) -> None:
     path, wrong, value = BY_ATTRIBUTE[rule_id]
     config = vllm_config()
-    if rule_id == "sliding-window":
+    if rule_id in ("window-transfer", "window-speculation"):
         config = _with_attribute(config, "model_config.hf_text_config.sliding_window", 128)
+        config = _with_attribute(config, "cache_config.sliding_window", 128)
     if rule_id == "kv-connector-gpu":
         config = _on_a_gpu(config)
+    if rule_id == "gpu":
+        config = _with_options(vllm_config, self_test="off")
     owner, _, name = path.rpartition(".")
     holder = attribute(config, owner) if owner else config
-    assert hasattr(holder, name) or rule_id in ONLY_IN_033, f"vLLM has no {path}"
+    assert hasattr(holder, name) or rule_id in ONLY_IN_033 | IN_MODELS, f"vLLM has no {path}"
     findings = support.explain(_with_attribute(config, path, wrong))
     _assert_message(findings, rule_id, value)
 
 
-def test_interleaved_windows_are_refused(vllm_config: ConfigFactory) -> None:
-    config = _with_attribute(vllm_config(), "model_config.hf_text_config.sliding_window", 512)
+def test_interleaved_windows_are_found(vllm_config: ConfigFactory) -> None:
+    """Of what windows are not served with: here drafts."""
+    config = _with_attribute(vllm_config(), "speculative_config", _drafts("ngram"))
+    config = _with_attribute(config, "model_config.hf_text_config.sliding_window", 512)
     assert support.explain(config) == []  # a window that no layer uses
     layers = ["full_attention", "sliding_attention"]
     config = _with_attribute(config, "model_config.hf_text_config.layer_types", layers)
-    _assert_message(support.explain(config), "sliding-window", "512 tokens in some layers")
+    _assert_message(support.explain(config), "window-speculation", "512 tokens in some layers")
+    alone = _with_attribute(config, "scheduler_config.disable_hybrid_kv_cache_manager", True)
+    assert support.explain(alone) == []
+    layers.remove("full_attention")  # with windows alone vLLM keeps a window group all the same
+    _assert_message(support.explain(alone), "window-speculation", "512 tokens in some layers")
 
 
 @pytest.mark.parametrize(("rule_id", "make", "value"), CACHES)
@@ -395,15 +429,15 @@ def _refusals(config: Any) -> list[str]:
     return [finding.rule.id for finding in support.explain(config)]
 
 
-def _with_options(vllm_config: ConfigFactory, **options: bool) -> Any:
+def _with_options(vllm_config: ConfigFactory, **options: bool | str) -> Any:
     return vllm_config(additional_config={"kv_cache_backend": "tagma", "tagma": options})
 
 
-def test_a_gpu_is_admitted_by_its_option_alone(vllm_config: ConfigFactory) -> None:
-    _assert_message(support.explain(_on_a_gpu(vllm_config())), "gpu", f"worker_cls is {GPU_WORKER}")
-    for option in ("v2_interpreter", "debug_slots"):
-        assert _refusals(_on_a_gpu(_with_options(vllm_config, **{option: True}))) == ["gpu"]
-    config = _with_options(vllm_config, experimental_gpu=True)
+def test_a_gpu_is_admitted_if_it_is_tested_there(vllm_config: ConfigFactory) -> None:
+    untested = _on_a_gpu(_with_options(vllm_config, self_test="off"))
+    _assert_message(support.explain(untested), "gpu", f"worker_cls is {GPU_WORKER}")
+    assert _refusals(_on_a_gpu(_with_options(vllm_config, self_test="always"))) == []
+    config = vllm_config(additional_config={"kv_cache_backend": "tagma"})
     assert _refusals(_on_a_gpu(config)) == []
     assert finalise(_on_a_gpu(config)).parallel_config.worker_cls == (
         "vllm_tagma.integration.worker_v2.TagmaWorker"
@@ -415,7 +449,7 @@ def test_a_gpu_is_admitted_by_its_option_alone(vllm_config: ConfigFactory) -> No
 
 def test_drafts_with_the_v2_runner_are_refused(vllm_config: ConfigFactory) -> None:
     config = _with_attribute(
-        _on_a_gpu(_with_options(vllm_config, experimental_gpu=True)),
+        _on_a_gpu(_with_options(vllm_config)),
         "speculative_config",
         _drafts("eagle"),
     )
@@ -424,7 +458,7 @@ def test_drafts_with_the_v2_runner_are_refused(vllm_config: ConfigFactory) -> No
 
 
 def test_a_gpu_with_the_v1_runner_has_no_worker(vllm_config: ConfigFactory) -> None:
-    config = _on_a_gpu(_with_options(vllm_config, experimental_gpu=True), v2=False)
+    config = _on_a_gpu(_with_options(vllm_config), v2=False)
     _assert_message(support.explain(config), "worker", f"{GPU_WORKER} with Model Runner V1")
 
 
@@ -433,7 +467,7 @@ def test_v2_on_a_cpu_is_admitted_under_the_interpreter_alone(
 ) -> None:
     for options, interpret, refused in (
         ({}, "1", ["v2-runner"]),
-        ({"experimental_gpu": True}, "1", ["v2-runner"]),
+        ({"self_test": "always"}, "1", ["v2-runner"]),
         ({"v2_interpreter": True}, "0", ["v2-runner"]),
         ({"v2_interpreter": True}, "1", []),
     ):
@@ -481,8 +515,23 @@ def test_what_is_served_is_not_refused(vllm_config: ConfigFactory, case: str) ->
 
 
 def test_a_refusal_from_the_cache_stops_too(vllm_config: ConfigFactory) -> None:
-    with pytest.raises(UnsupportedError, match="MLA"):
-        support.require_supported(vllm_config(), _cache(_mla()))
+    with pytest.raises(UnsupportedError, match="SinkFullAttentionSpec"):
+        support.require_supported(vllm_config(), _cache(_sink()))
+
+
+def test_these_caches_are_served() -> None:
+    """Latent vectors; layers with windows that keep all their blocks, or let go of them."""
+    for specs in (
+        (_mla(),),
+        (_full(sliding_window=64),),
+        (_full(attention_chunk_size=64),),
+        (_windowed(),),
+        (_windowed(), _full(), _windowed(sliding_window=64)),
+        (_chunked(), _full()),
+    ):
+        assert support.explain(None, _cache(*specs)) == []
+    kept = _cache(_windowed(), prefix_cache_retention_interval=64)
+    assert support.explain(None, kept) == []
 
 
 @pytest.mark.parametrize(("rule_id", "cache", "value"), CACHES)

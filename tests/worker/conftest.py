@@ -14,6 +14,6 @@ sys.path += [str(MANAGER), str(MANAGER / "differential")]
 @pytest.fixture(scope="session")
 def tagma_config(tmp_path_factory: pytest.TempPathFactory) -> object:
     """A configuration for our backend, of a model that is never loaded."""
-    from scheduler_trace import engine_config
+    from built_schedulers import engine_config
 
     return engine_config(tmp_path_factory.mktemp("llama"), "tagma")

@@ -13,8 +13,8 @@ import random
 from collections import deque
 from typing import Any, Protocol
 
+from built_schedulers import build_scheduler
 from kv_requests import block_hasher, ids_of
-from scheduler_trace import build_scheduler
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput

@@ -99,7 +99,8 @@ class _ManagerSwap:
 
     def _free_blocks(self, request: Any) -> None:
         """A request has ended, in whichever way; a preempted one does not come here."""
-        self._stats_feed.request_ends(self.kv_cache_manager.num_ranges(request.request_id))
+        for num_ranges in self.kv_cache_manager.num_ranges(request.request_id):
+            self._stats_feed.request_ends(num_ranges)
         super()._free_blocks(request)  # type: ignore[misc]
 
 

@@ -62,7 +62,7 @@ def mla(config: Any) -> str | None:
 
 
 def windows(config: Any) -> str | None:
-    found = probe.sliding_window(config)
+    found = probe.window_beside("attention_config")(config)
     return None if found is None else f"a sliding window of {found}"
 
 

@@ -38,8 +38,7 @@ ATTENTION_RULES: Final[tuple[Rule, ...]] = (
         "fp16, bf16 or fp32. The same tokens under Triton's interpreter; on a GPU it is as "
         "unproven as the rest of that path",
         proof=(
-            f"{_E2E}::test_tokens_equal_those_of_vllms_triton_attention",
-            f"{_E2E}::test_each_read_what_it_says",
+            f"{_E2E}::test_tokens_equal_those_of_vllms_triton_attention[full]",
             "tests/kernels/test_kernels.py::test_attention_over_ranges_equals_vllms[interpreter]",
         ),
     ),

@@ -10,7 +10,7 @@ from typing import Final
 from vllm_tagma.support import config_probes as probe
 from vllm_tagma.support.rule import Rule
 
-_ONE_GROUP = "The manager holds one full-attention group"
+_ONE_GROUP = "The manager holds groups of attention layers"
 _DROP = "drop the option"
 
 CACHE_RULES: Final[tuple[Rule, ...]] = (
@@ -52,36 +52,6 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
         in_config=probe.model_is("model_config.is_attention_free"),
     ),
     Rule(
-        id="mla",
-        title="multi-head latent attention (MLA)",
-        option="model architecture",
-        status="planned",
-        why="Not tested",
-        way_out="choose a model with full attention",
-        in_config=probe.model_is("model_config.use_mla"),
-        in_cache=probe.spec_of_kind(probe.MLA),
-    ),
-    Rule(
-        id="sliding-window",
-        title="sliding-window and chunked local attention",
-        option="sliding_window of the model",
-        status="planned",
-        why="The head of such a row is freed while the request runs",
-        way_out="set --disable-sliding-window (it shortens the context) or choose another model",
-        in_config=probe.sliding_window,
-        in_cache=probe.windowed_spec,
-    ),
-    Rule(
-        id="mamba",
-        title="Mamba and hybrid models",
-        option="model architecture",
-        status="planned",
-        why="State caches are not addressed by token",
-        way_out="choose a model with full attention",
-        in_config=probe.model_is("model_config.is_hybrid"),
-        in_cache=probe.spec_of_kind(probe.MAMBA),
-    ),
-    Rule(
         id="cross-attention",
         title="cross attention and encoder-only attention",
         option="attention of the model",
@@ -95,18 +65,9 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
         title="kinds of KV cache other than plain full attention",
         option="attention of the model",
         status="planned",
-        why=f"{_ONE_GROUP}, of exactly the kind FullAttentionSpec",
+        why="Each kind has rules of its own for what a row keeps",
         way_out="choose a model with plain full attention",
         in_cache=probe.other_spec,
-    ),
-    Rule(
-        id="cache-groups",
-        title="more or fewer than one KV-cache group",
-        option="number of cache groups of the model",
-        status="planned",
-        why=_ONE_GROUP,
-        way_out="choose a model with one kind of attention",
-        in_cache=probe.group_count,
     ),
     Rule(
         id="special-group",
@@ -166,13 +127,13 @@ CACHE_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         id="retention-interval",
-        title="a prefix-cache retention interval",
+        title="a prefix-cache retention interval without sliding windows",
         option="--prefix-cache-retention-interval",
         status="refused",
-        why="There is no sliding-window or Mamba group that it could concern",
+        why="There is no group that it could concern, and vLLM raises an error too",
         way_out="drop --prefix-cache-retention-interval",
-        in_config=probe.unless("cache_config.prefix_cache_retention_interval", 0),
-        in_cache=probe.unless("prefix_cache_retention_interval", 0),
+        in_config=probe.retention_without_window,
+        in_cache=probe.retention_without_window_group,
     ),
     Rule(
         id="fast-prefill",

@@ -117,13 +117,35 @@ def prefix_match_unit(config: Any) -> str | None:
     return None if unit in (None, block_size) else f"{unit} with a block size of {block_size}"
 
 
-def sliding_window(config: Any) -> str | None:
-    layers = attribute(config, "model_config.hf_text_config.layer_types") or ()
+def _window(config: Any) -> str | None:
+    """The window of a model in whose cache some or all layers have one, as vLLM holds them."""
+    kinds = attribute(config, "model_config.hf_text_config.layer_types") or ()
+    layers = [str(kind) for kind in kinds]
     window = attribute(config, "model_config.hf_text_config.sliding_window")
-    if window is not None and (attribute(config, "cache_config.sliding_window") is not None):
+    if window is None:
+        return None
+    mixed = any("sliding" in kind for kind in layers)
+    alone = attribute(config, "scheduler_config.disable_hybrid_kv_cache_manager")
+    if mixed and any("full" in kind for kind in layers) and alone:
+        return None  # vLLM then holds the layers with a window as those without
+    if attribute(config, "cache_config.sliding_window") is not None:
         return f"{window} tokens"
-    mixed = window is not None and any("sliding" in str(layer) for layer in layers)
     return f"{window} tokens in some layers" if mixed else None
+
+
+def window_beside(path: str) -> Find:
+    """Finds a window while the object at ``path`` is present."""
+
+    def find(config: Any) -> str | None:
+        return None if attribute(config, path) is None else _window(config)
+
+    return find
+
+
+def retention_without_window(config: Any) -> str | None:
+    if _window(config) is not None:
+        return None
+    return unless("cache_config.prefix_cache_retention_interval", 0)(config)
 
 
 def scheduler_class(config: Any) -> str | None:
@@ -185,9 +207,40 @@ def _groups(cache: Any) -> list[Any]:
     return list(cache.kv_cache_groups)
 
 
-def group_count(cache: Any) -> str | None:
-    count = len(_groups(cache))
-    return None if count == 1 else str(count)
+def retention_without_window_group(cache: Any) -> str | None:
+    if spec_of_kind(("SlidingWindowSpec",))(cache):
+        return None
+    return unless("prefix_cache_retention_interval", 0)(cache)
+
+
+def group_sizes(cache: Any) -> str | None:
+    groups = _groups(cache)
+    sizes = sorted({group.kv_cache_spec.block_size for group in groups})
+    if not groups:
+        return "0"
+    return None if len(sizes) == 1 else f"{len(groups)}, with blocks of {sizes} tokens"
+
+
+def other_window(cache: Any) -> str | None:
+    """Finds windows that are not plain: rings, tokens kept beyond the window, chunks that end
+    inside a block or that no full attention stands beside."""
+    full = spec_of_kind(("FullAttentionSpec",))(cache)
+    for group in _groups(cache):
+        spec = group.kv_cache_spec
+        name = type(spec).__name__
+        if not _lineage(spec) & {*WINDOWED} or _lineage(spec) & {*MLA}:
+            continue
+        if name == "ChunkedLocalAttentionSpec":
+            chunk, block_size = spec.attention_chunk_size, spec.block_size
+            if chunk % block_size:
+                return f"{name} with chunks of {chunk} tokens and blocks of {block_size}"
+            if full is None:
+                return f"{name} in every layer"
+        elif name != "SlidingWindowSpec":
+            return name
+        elif kept := getattr(spec, "extra_retained_tokens", 0):
+            return f"{name} with extra_retained_tokens={kept}"
+    return None
 
 
 def _lineage(spec: Any) -> set[str]:
@@ -214,15 +267,33 @@ CROSS = ("CrossAttentionSpec", "EncoderOnlyAttentionSpec")
 _NAMED = {*MLA, *WINDOWED, *MAMBA, *CROSS}
 
 
-def windowed_spec(cache: Any) -> str | None:
+def special_mla(cache: Any) -> str | None:
+    """Finds latent attention that keeps more, or something else, than one vector a token."""
     for group in _groups(cache):
         spec = group.kv_cache_spec
-        # With the hybrid manager off, windowed layers appear as full attention with a window.
-        for name in ("sliding_window", "attention_chunk_size"):
-            window = getattr(spec, name, None)
-            if type(spec).__name__ == "FullAttentionSpec" and window is not None:
-                return f"{name}={window} tokens"
-    return spec_of_kind(set(WINDOWED) - set(MLA))(cache)
+        name = type(spec).__name__
+        if not _lineage(spec) & set(MLA):
+            continue
+        if name != MLA[0]:
+            return name
+        role = getattr(spec, "cache_role", "sparse")
+        for field, value, plain in (
+            ("model_version", getattr(spec, "model_version", None), None),
+            ("alignment", getattr(spec, "alignment", None), None),
+            ("cache_role", getattr(role, "value", role), "sparse"),
+            ("tokens_per_state", getattr(spec, "tokens_per_state", 1), 1),
+            ("non_causal", getattr(spec, "non_causal", False), False),
+        ):
+            if value != plain:
+                return f"{name} with {field}={value}"
+    return None
+
+
+def sparse_mla(config: Any) -> str | None:
+    """Finds latent attention that chooses the tokens it looks at by an index."""
+    if attribute(config, "model_config.hf_text_config.index_topk") is None:
+        return None
+    return str(attribute(config, "model_config.architecture"))
 
 
 def other_spec(cache: Any) -> str | None:

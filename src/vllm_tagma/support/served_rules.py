@@ -80,7 +80,7 @@ SERVED_RULES: Final[tuple[Rule, ...]] = (
         title="multimodal inputs and cache salts",
         option="mm_processor_kwargs, cache_salt",
         status="served",
-        why="also part of the block hashes; the model must be full attention",
+        why="also part of the block hashes",
         proof=(
             "tests/manager/test_prefix_semantics.py::test_each_identity_hits_itself_only",
             "tests/manager/test_prefix_semantics.py::test_an_image_parts_prompts_only_from_its_block_on",

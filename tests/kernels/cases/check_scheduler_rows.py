@@ -21,8 +21,8 @@ if os.environ["TAGMA_KERNEL_DEVICE"] == "cpu":
     # What vLLM's CPU worker imports first: V2's buffers without pinned memory.
     import vllm.v1.worker.cpu.shm  # noqa: F401
 
+from built_schedulers import engine_config
 from scheduler_steps import MAX_BLOCKS, ROWS, SchedulerSteps
-from scheduler_trace import engine_config
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.states import RequestState
 

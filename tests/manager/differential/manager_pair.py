@@ -19,9 +19,10 @@ comparison:
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from typing import Any
 
-from kv_requests import ResidentSet, ids_of, make_manager, mode_options
+from kv_requests import ResidentSet, make_manager, mode_options, nulls_of, real_ids_of
 from kv_worker import StepLog
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
@@ -67,7 +68,8 @@ class RecordingCollector:
 class Hit:
     """A look-up's result on both sides."""
 
-    def __init__(self, stock: Any, tagma: Any, num_tokens: int) -> None:
+    def __init__(self, stock: Any, tagma: Any, num_tokens: int, boundary: int = 0) -> None:
+        self.boundary = boundary
         self.stock = stock
         self.tagma = tagma
         self.num_tokens = num_tokens
@@ -86,8 +88,10 @@ class Pair:
         events: bool = True,
         metrics: bool = True,
         mode: str = "exact",
+        windows: Sequence[int | None] = (None,),
         **options: Any,
     ) -> None:
+        self.windows = windows
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.caching = enable_caching
@@ -105,6 +109,7 @@ class Pair:
                 enable_kv_cache_events=events,
                 metrics_collector=collector,
                 log_stats=True,
+                windows=windows,
                 **options,
                 **ours,
             )
@@ -122,7 +127,7 @@ class Pair:
         self.calls: collections.Counter[str] = collections.Counter()
         self.tally: collections.Counter[str] = collections.Counter()  # what happened in the calls
         # Blocks published before the current step, for requests that published in it.
-        self._before_step: dict[str, int] = {}
+        self._before_step: dict[str, list[int]] = {}  # by group
 
     # --- calls of the scheduler -------------------------------------------------------------------
 
@@ -138,12 +143,14 @@ class Pair:
         stock, stock_tokens, stock_boundary = self.stock.get_computed_blocks(request)
         tagma, tokens, boundary = self.tagma.get_computed_blocks(request)
         assert (tokens, boundary) == (stock_tokens, stock_boundary)
-        assert len(ids_of(tagma)) == len(ids_of(stock)) == tokens // self.block_size
+        assert nulls_of(tagma) == nulls_of(stock)
+        assert all(len(ids) == tokens // self.block_size for ids in tagma.get_block_ids())
         assert self.num_free() == free, "a look-up changed the free count"
         self.tally["hit"] += bool(tokens)
+        self.tally["boundary"] += bool(boundary)
         if tokens and self.events and request.kv_cache_report_mode == "full":
             self.reported_twice = True
-        return Hit(stock, tagma, tokens)
+        return Hit(stock, tagma, tokens, boundary)
 
     def allocate_slots(
         self, request: Request, num_new_tokens: int, hit: Hit | None = None, **options: Any
@@ -152,6 +159,7 @@ class Pair:
         self.calls["allocate_slots"] += 1
         name = request.request_id
         published = self._stock_published(name)
+        rows = self.tagma.get_block_ids(name)
         computed = {"num_new_computed_tokens": hit.num_tokens} if hit else {}
         stock = self.stock.allocate_slots(
             request,
@@ -172,15 +180,20 @@ class Pair:
         if tagma is None:
             self.tally["refused"] += 1
             return None
-        assert len(ids_of(tagma)) == len(ids_of(stock))
+        assert nulls_of(tagma) == nulls_of(stock)
         none_if_empty = tagma.get_block_ids(allow_none=True)
         assert (none_if_empty is None) == (stock.get_block_ids(allow_none=True) is None)
         self.live[name] = request
         self.log.given(request, tagma, self.tagma)
-        self._note_publication(
-            name, max(published, hit.num_tokens // self.block_size if hit else 0)
+        after = self.tagma.get_block_ids(name)
+        self.tally["skipped"] += sum(
+            new == 0 != old
+            for row, now in zip(rows, after, strict=True)
+            for old, new in zip(row, now, strict=False)
         )
-        return len(ids_of(tagma))
+        adopted = hit.num_tokens // self.block_size if hit else 0
+        self._note_publication(name, [max(before, adopted) for before in published])
+        return len(real_ids_of(tagma))
 
     def no_hit(self) -> Hit:
         """What the scheduler passes for a waiting request that holds blocks already."""
@@ -210,21 +223,22 @@ class Pair:
         name = request.request_id
         before = self._before_step.get(name)
         if before is not None:
-            row = self.stock.get_blocks(name).blocks[0]
-            for block in row[before : self._stock_published(name)]:
-                if block.block_hash is not None:
-                    self.tally["withdrawn"] += 1
-                    self.stock.evict_blocks({block.block_id})
+            now = self._stock_published(name)
+            for group, row in enumerate(self.stock.get_blocks(name).blocks):
+                for block in row[before[group] : now[group]]:
+                    if block.block_hash is not None:
+                        self.tally["withdrawn"] += 1
+                        self.stock.evict_blocks({block.block_id})
         self.free(request)
 
     def row_of(self, name: str) -> Hit:
         return Hit(self.stock.get_blocks(name), self.tagma.get_blocks(name), 0)
 
     def evict_blocks(self, blocks: Hit, chosen: list[int]) -> None:
-        """Withdraws the chosen ones of these blocks, by index."""
+        """Withdraws the chosen ones of these blocks, by index among those that are not null."""
         self.calls["evict_blocks"] += 1
         stock_ids, tagma_ids = (
-            [ids_of(side)[i] for i in chosen] for side in (blocks.stock, blocks.tagma)
+            [real_ids_of(side)[i] for i in chosen] for side in (blocks.stock, blocks.tagma)
         )
         queue = self.stock.block_pool.free_block_queue
         for (
@@ -254,8 +268,10 @@ class Pair:
     def end_scheduling(self, scheduled: list[Request]) -> None:
         """What ``schedule()`` reads once its decisions are made."""
         for request in scheduled:
-            row = self.tagma.get_block_ids(request.request_id)
-            assert row[0] is not self.tagma.get_block_ids(request.request_id)[0], "shared list"
+            first, second = (self.tagma.get_block_ids(request.request_id) for _ in range(2))
+            for row, again in zip(first, second, strict=True):
+                assert row == again
+                assert row is not again, "shared list"
         for take in ("take_new_block_ids", "take_boundary_state_offloads"):
             assert getattr(self.tagma, take)() == getattr(self.stock, take)()
         assert self.stock.take_kv_cache_block_copies() == ([], [])
@@ -302,11 +318,11 @@ class Pair:
         self.num_free()
         assert self.tagma.usage == self.stock.usage
         if request is not None:
-            row, stock_row = (
-                ids_of(manager.get_blocks(request.request_id))
+            rows, stock_rows = (
+                nulls_of(manager.get_blocks(request.request_id))
                 for manager in (self.tagma, self.stock)
             )
-            assert len(row) == len(stock_row)
+            assert rows == stock_rows
             self.estimate_cached_tokens(request)
         stock, tagma = self.collectors
         if stock is not None:
@@ -314,33 +330,39 @@ class Pair:
 
     def _check_rows(self) -> None:
         """Ids valid; a block has one owner, or is the same published prefix block of several."""
-        owners: dict[int, tuple[int, bytes | None]] = {}
+        owners: dict[int, tuple[int, int, bytes | None]] = {}
         counts: collections.Counter[int] = collections.Counter()
         for name, request in self.live.items():
-            (row,) = self.tagma.get_block_ids(name)
-            assert len(set(row)) == len(row)
-            clipped = self.tagma.get_block_ids_for_computed_tokens(
-                name, request.num_computed_tokens
+            rows = self.tagma.get_block_ids(name)
+            clipped, stock_clipped = (
+                manager.get_block_ids_for_computed_tokens(name, request.num_computed_tokens)
+                for manager in (self.tagma, self.stock)
             )
-            assert len(clipped[0]) == len(
-                self.stock.get_block_ids_for_computed_tokens(name, request.num_computed_tokens)[0]
-            )
-            counts.update(row)
-            published = self._stock_published(name)
-            for position, block_id in enumerate(row):
-                assert 0 < block_id < self.num_blocks
-                content = request.block_hashes[position] if position < published else None
-                if block_id in owners:
-                    assert content is not None, f"block {block_id} has two owners"
-                    assert owners[block_id] == (position, content)
-                owners[block_id] = (position, content)
+            assert [len(ids) for ids in clipped] == [len(ids) for ids in stock_clipped]
+            for group, (row, published) in enumerate(
+                zip(rows, self._stock_published(name), strict=True)
+            ):
+                held = [block_id for block_id in row if block_id]
+                assert len(set(held)) == len(held)
+                counts.update(held)
+                for position, block_id in enumerate(row):
+                    if not block_id and self.windows[group] is not None:
+                        continue
+                    assert 0 < block_id < self.num_blocks
+                    content = request.block_hashes[position] if position < published else None
+                    owner = (group, position, content)
+                    if block_id in owners:
+                        assert content is not None, f"block {block_id} has two owners"
+                        assert owners[block_id] == owner
+                    owners[block_id] = owner
         for block_id, count in counts.items():
             assert self.tagma.pool.request_refs(block_id) == count
 
-    def _stock_published(self, name: str) -> int:
-        (manager,) = self.stock.coordinator.single_type_managers
-        return manager.num_cached_block.get(name, 0)
+    def _stock_published(self, name: str) -> list[int]:
+        managers = self.stock.coordinator.single_type_managers
+        return [manager.num_cached_block.get(name, 0) for manager in managers]
 
-    def _note_publication(self, name: str, before: int) -> None:
-        if self._stock_published(name) > before:
+    def _note_publication(self, name: str, before: list[int]) -> None:
+        """Of a window's hit the head may be skipped: what lies there was published by others."""
+        if any(now > then for now, then in zip(self._stock_published(name), before, strict=True)):
             self._before_step.setdefault(name, before)

@@ -15,12 +15,38 @@ import dataclasses
 import random
 from typing import Any
 
-from kv_requests import ids_of, make_request
+from kv_requests import make_request, real_ids_of
 from manager_pair import Hit, Pair
 from vllm.v1.request import Request, RequestStatus
 
 OPERATIONS = 500
 """Manager calls that a trace makes at least, on either side."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Cache groups of a model: None for full attention, else the number of a window, whose length
+    a trace chooses; a number below 0 is a chunk of local attention."""
+
+    windows: tuple[int | None, ...]
+
+    def options(self, seed: int, block_size: int, budget: int) -> dict[str, Any]:
+        """What a pair takes for a trace."""
+        rng = random.Random(f"layout {seed}")
+        lengths = [
+            max(2, rng.randint(1, 6) * block_size + rng.choice([-1, 0, 1, 2])) for _ in range(9)
+        ]
+        chunks = [-block_size * rng.randint(1, 6) for _ in range(9)]
+        retention = rng.choice([0, 0, 0, None, 1, 2, 5])
+        if not any(window is not None and window >= 0 for window in self.windows):
+            retention = rng.choice([0, None])  # vLLM takes no other
+        return {
+            "windows": tuple(
+                w if w is None else lengths[w] if w >= 0 else chunks[w] for w in self.windows
+            ),
+            "retention": retention and retention * block_size,
+            "max_in_flight_tokens": rng.choice([None, budget, 2 * budget, block_size]),
+        }
 
 
 @dataclasses.dataclass
@@ -33,12 +59,21 @@ class _InFlight:
 class Trace:
     """One seeded run; :meth:`run` returns the pair for its counters."""
 
-    def __init__(self, seed: int, *, mode: str = "exact", pair: type[Any] = Pair) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        mode: str = "exact",
+        pair: type[Any] = Pair,
+        layout: Layout | None = None,
+    ) -> None:
         self.rng = rng = random.Random(seed)
         self.block_size = rng.choice([1, 2, 4, 8, 16])
         tight = rng.random() < 0.65
         usable = rng.randint(3, 24) if tight else rng.randint(25, 220)
-        self.max_model_len = max(2 * self.block_size, 4, usable * self.block_size)
+        groups = len(layout.windows) if layout else 1
+        usable *= groups
+        self.max_model_len = max(2 * self.block_size, 4, usable // groups * self.block_size)
         if rng.random() < 0.3:  # a model that is longer, or much shorter, than the pool
             self.max_model_len = max(4, int(self.max_model_len * rng.choice([0.2, 0.5, 1.5])))
         self.by_priority = rng.random() < 0.4
@@ -53,16 +88,18 @@ class Trace:
         self.abort_rate = rng.choice([0.0, 0.02, 0.1])
         self.evict_rate = rng.choice([0.0, 0.0, 0.02, 0.2])
         self.late_preempt_rate = rng.choice([0.0, 0.0, 0.05])
+        caching, eagle = rng.random() < 0.85, rng.random() < 0.25
         self.pair = pair(
             num_blocks=usable + 1,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
-            enable_caching=rng.random() < 0.85,
-            use_eagle=rng.random() < 0.25,
+            enable_caching=caching,
+            use_eagle=eagle and layout is None,
             watermark=rng.choice([0.0, 0.0, 0.05, 0.3]),
             events=rng.random() < 0.8,
             metrics=rng.random() < 0.5,
             mode=mode,
+            **(layout.options(seed, self.block_size, self.budget) if layout else {}),
         )
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -206,6 +243,8 @@ class Trace:
             request = self.waiting[0]
             session = request.num_computed_tokens > 0  # it kept its blocks
             hit = pair.no_hit() if session else pair.get_computed_blocks(request)
+            if not session:
+                request.shared_prefix_boundary = hit.boundary
             if rng.random() < 0.05:  # not admitted for a reason of the scheduler's
                 break
             computed = request.num_computed_tokens + hit.num_tokens
@@ -341,7 +380,7 @@ class Trace:
             self._evict(self.pair.row_of(name))
 
     def _evict(self, blocks: Hit) -> None:
-        chosen = [i for i in range(len(ids_of(blocks.tagma))) if self.rng.random() < 0.3]
+        chosen = [i for i in range(len(real_ids_of(blocks.tagma))) if self.rng.random() < 0.3]
         self.pair.evict_blocks(blocks, chosen)
 
     def _drain(self) -> None:
@@ -357,7 +396,9 @@ class Trace:
         self.pair.end_step()
 
 
-def run_manager_trace(seed: int, mode: str) -> dict[str, int]:
+def run_manager_trace(
+    seed: int, mode: str, layout: Layout | None = None, *, operations: int = OPERATIONS
+) -> dict[str, int]:
     """Runs one trace; returns how often each call was made, and what came of it."""
-    pair = Trace(seed, mode=mode).run()
+    pair = Trace(seed, mode=mode, layout=layout).run(operations)
     return {**pair.calls, **pair.tally}

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def seed_is_told(test: str, seed: int | str) -> Iterator[None]:
-    """Adds the seed and a one-line command to whatever is raised inside."""
+def seed_is_told(test: str, case: int | str, *, seed: int | None = None) -> Iterator[None]:
+    """Adds the case, and the seed where that is not part of it, and a one-line command to whatever
+    is raised inside."""
     try:
         yield
     except Exception as error:
         path = os.environ.get("PYTHONPATH")
         prefix = f"PYTHONPATH={path} " if path else ""
         error.add_note(
-            f"seed {seed}; rerun: {prefix}.venv/bin/python -m pytest "
-            f"'tests/manager/differential/{test}[{seed}]'"
+            f"seed {case if seed is None else seed}; rerun: {prefix}.venv/bin/python -m pytest "
+            f"'tests/manager/differential/{test}[{case}]'"
         )
         raise

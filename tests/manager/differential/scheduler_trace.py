@@ -4,91 +4,33 @@ Where ``manager_trace`` imitates the scheduler, here it is vLLM's own: admission
 chunked prefill and the asynchronous pipeline. Compared after each step: what is scheduled,
 preempted and finished, the tokens that came from the cache, the statistics, the KV events. The ids
 that our scheduler sends are added up as the worker does and must give the manager's rows.
-
-``_StockMixin`` applies to stock what ours does about vLLM #57580, as ``manager_pair`` explains.
 """
 
 from __future__ import annotations
 
-import copy
 import random
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from kv_requests import cache_config, ids_of, make_request, mode_of, slack_is
-from kv_worker import KvWorker, Scheduled, Step
-from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
-from vllm.engine.arg_utils import EngineArgs
+from built_schedulers import StockAsyncScheduler, StockScheduler, build_scheduler
+from kv_requests import (
+    make_request,
+)
+from kv_worker import KvWorker, Scheduled, Step, by_row, row_key
+from manager_trace import Layout
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.request import RequestStatus
 
 from vllm_tagma.integration.row_updates import row_updates_of
 from vllm_tagma.integration.scheduler import TagmaAsyncScheduler, TagmaScheduler
 from vllm_tagma.manager import TagmaKVCacheManager
 
 STEPS = 90
-DRAFTS = 3
-_LIMITS = {"max_model_len": 256, "max_num_batched_tokens": 256, "max_num_seqs": 64}
-_LLAMA = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
-"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
-"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 256, "max_position_embeddings": 1024,
-"torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": false}"""
-
-
-def engine_config(folder: Path, backend: str, *, speculation: str = "") -> VllmConfig:
-    """A configuration as ``vllm serve --kv-cache-backend`` makes it, of a model that is never
-    loaded. ``speculation``: a method; draft models and heads are never loaded either."""
-    (folder / "config.json").write_text(_LLAMA)
-    drafts: dict[str, Any] = {}
-    if speculation:
-        source = {"prompt_lookup_max": 3} if speculation == "ngram" else {"model": str(folder)}
-        drafts = {"method": speculation, "num_speculative_tokens": DRAFTS, **source}
-    return EngineArgs(
-        model=str(folder),
-        skip_tokenizer_init=True,
-        block_size=32,
-        additional_config={"kv_cache_backend": backend},
-        **({"speculative_config": drafts} if drafts else {}),
-        **_LIMITS,
-    ).create_engine_config()
-
-
-class _StockMixin:
-    """Withdraws what a request published in the step that preempts it (vLLM #57580)."""
-
-    _published_before: dict[str, int] | None = None
-    withdrawn = 0
-
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        (manager,) = self.kv_cache_manager.coordinator.single_type_managers
-        self._published_before = dict(manager.num_cached_block)
-        output = super().schedule(*args, **kwargs)
-        self._published_before = None
-        return output
-
-    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        if self._published_before is not None:
-            row = self.kv_cache_manager.get_blocks(request.request_id).blocks[0]
-            for block in row[self._published_before.get(request.request_id, 0) :]:
-                if block.block_hash is not None:
-                    self.withdrawn += 1
-                    self.kv_cache_manager.evict_blocks({block.block_id})
-        super()._preempt_request(request, *args, **kwargs)
-
-
-class _StockScheduler(_StockMixin, Scheduler):
-    pass
-
-
-class _StockAsyncScheduler(_StockMixin, AsyncScheduler):
-    pass
 
 
 class _Publisher:
@@ -103,6 +45,11 @@ class _Publisher:
     def take(self) -> list[Any]:
         events, self.events = self.events, []
         return events
+
+
+def _nulls(groups: Iterable[list[int]]) -> list[list[bool]]:
+    """Which of the blocks sent are null, in each group."""
+    return [[block == 0 for block in ids] for ids in groups]
 
 
 class Side:
@@ -148,14 +95,14 @@ class Side:
             "preempted": output.preempted_req_ids,
             "finished": output.finished_req_ids,
             "new": [
-                (new.req_id, new.num_computed_tokens, len(new.block_ids[0]))
+                (new.req_id, new.num_computed_tokens, _nulls(new.block_ids))
                 for new in output.scheduled_new_reqs
             ],
             "cached": list(
                 zip(
                     cached.req_ids,
                     cached.num_computed_tokens,
-                    [len(ids[0]) if ids else None for ids in cached.new_block_ids],
+                    [ids and _nulls(ids) for ids in cached.new_block_ids],
                     strict=True,
                 )
             ),
@@ -262,18 +209,22 @@ class Side:
         step = self._received(output)
         self.unexecuted.append(step)
         self.rows_moved += step.apply_to(self.worker_rows)
-        for name in self.worker_rows:
-            row = ids_of(self.scheduler.kv_cache_manager.get_blocks(name))
-            assert self.worker_rows[name] == row
+        for name in self.worker_rows.keys() & self.scheduler.requests.keys():
+            rows = self.scheduler.kv_cache_manager.get_block_ids(name)
+            for group, row in enumerate(rows):
+                held = self.worker_rows[row_key(name, group)]
+                assert len(held) == len(row)
+                # Nobody tells a worker of a running request what fell out of a window.
+                assert all(now in (was, 0) for was, now in zip(held, row, strict=True))
 
     def _received(self, output: SchedulerOutput) -> Step:
         cached = output.scheduled_cached_reqs
         sent = {
-            name: ids[0]
+            name: ids
             for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True)
             if ids is not None
         }
-        whole = {new.req_id: new.block_ids[0] for new in output.scheduled_new_reqs}
+        whole = {new.req_id: new.block_ids for new in output.scheduled_new_reqs}
         whole |= {name: ids for name, ids in sent.items() if name in cached.resumed_req_ids}
         scheduled = []
         for name, tokens in output.num_scheduled_tokens.items():
@@ -284,52 +235,13 @@ class Side:
             copies=list(output.kv_cache_block_copies or ()),
             updates=list(row_updates_of(output)) if self.sends_updates else None,
             gone=output.finished_req_ids | (output.preempted_req_ids or set()),
-            whole=whole,
-            more={name: ids for name, ids in sent.items() if name not in whole},
+            whole=by_row(whole),
+            more={
+                key: ids
+                for key, ids in by_row({n: i for n, i in sent.items() if n not in whole}).items()
+                if ids
+            },
             scheduled=scheduled,
-        )
-
-
-def build_scheduler(
-    kind: type[Any],
-    config: VllmConfig,
-    *,
-    num_blocks: int,
-    block_size: int,
-    caching: bool = True,
-    mode: str = "default",
-    transfer: KVTransferConfig | None = None,
-    **settings: Any,
-) -> Any:
-    """A scheduler on a pool of that size. ``settings`` are fields of vLLM's scheduler config; the
-    model is as long as the pool, or 256 tokens. ``mode`` is for our scheduler, see ``mode_of``."""
-    config = copy.copy(config)
-    config.kv_transfer_config = transfer
-    options, slack = mode_of(mode)
-    if issubclass(kind, (TagmaScheduler, TagmaAsyncScheduler)):
-        tagma = {"compaction": options.compaction, "copy_budget": options.copy_budget}
-        config.additional_config = {**config.additional_config, "tagma": tagma}
-    config.scheduler_config = copy.copy(config.scheduler_config)
-    for name, value in settings.items():
-        assert hasattr(config.scheduler_config, name)
-        setattr(config.scheduler_config, name, value)
-    config.scheduler_config.max_num_scheduled_tokens = None
-    if transfer is not None:  # as vLLM sets it for most connectors
-        config.scheduler_config.disable_hybrid_kv_cache_manager = True
-    config.model_config = copy.copy(config.model_config)
-    config.model_config.max_model_len = min(_LIMITS["max_model_len"], (num_blocks - 1) * block_size)
-    config.cache_config = copy.copy(config.cache_config)
-    config.cache_config.block_size = block_size
-    config.cache_config.num_gpu_blocks = num_blocks
-    config.cache_config.enable_prefix_caching = caching
-    config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-    with slack_is(slack):
-        return kind(
-            config,
-            cache_config(num_blocks=num_blocks, block_size=block_size),
-            StructuredOutputManager(config),
-            block_size=block_size,
-            log_stats=True,
         )
 
 
@@ -351,11 +263,15 @@ class SchedulerTrace:
         mode: str = "exact",
         alone: bool = False,
         depth: int = 0,
+        layout: Layout | None = None,
     ) -> None:
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.block_size = rng.choice([4, 4, 8, 16, 32])
         num_blocks = 1 + (rng.randint(8, 40) if rng.random() < 0.7 else rng.randint(60, 300))
+        groups = layout.options(seed, self.block_size, 0) if layout else {"windows": (None,)}
+        groups.pop("max_in_flight_tokens", None)  # the schedulers know it
+        num_blocks = 1 + (num_blocks - 1) * len(groups["windows"])
         chunked = rng.random() < 0.7
         self.settings = {
             "max_num_seqs": rng.choice([3, 8, 64]),
@@ -372,9 +288,9 @@ class SchedulerTrace:
         self.rising = rng.random() < 0.6
         self.caching = rng.random() < 0.9
         classes = (
-            (_StockAsyncScheduler, TagmaAsyncScheduler)
+            (StockAsyncScheduler, TagmaAsyncScheduler)
             if self.asynchronous
-            else (_StockScheduler, TagmaScheduler)
+            else (StockScheduler, TagmaScheduler)
         )
         self.stock, self.tagma = (
             self._side(
@@ -386,13 +302,16 @@ class SchedulerTrace:
                     caching=self.caching,
                     mode=mode,
                     transfer=self.transfer,
+                    groups=groups,
                     **self.settings,
                 )
             )
             for kind, config in zip(classes, (stock_config, tagma_config), strict=True)
         )
         self.sides = [self.tagma] if alone else [self.tagma, self.stock]
-        self.tagma.worker = self._worker(num_blocks=num_blocks, block_size=self.block_size)
+        self.tagma.worker = self._worker(
+            num_blocks=num_blocks, block_size=self.block_size, windows=groups["windows"]
+        )
         self.max_model_len = self.tagma.scheduler.max_model_len
         assert type(self.stock.scheduler.kv_cache_manager) is KVCacheManager
         assert type(self.tagma.scheduler.kv_cache_manager) is TagmaKVCacheManager

@@ -18,6 +18,7 @@ from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -26,13 +27,13 @@ from vllm.v1.kv_cache_interface import (
 
 from vllm_tagma._native import BlockRanges, Pool
 from vllm_tagma.group_hits import LookupGroup, common_hit
-from vllm_tagma.group_needs import WindowNeeds
+from vllm_tagma.group_needs import ChunkNeeds, HeadNeeds, WindowNeeds
 from vllm_tagma.group_spec import GroupSpec
 
 BLOCK_SIZE = 4
 LONGEST = 40
 FULL = None
-LAYOUTS: dict[str, list[int | None]] = {  # windows in tokens
+LAYOUTS: dict[str, list[int | None]] = {  # windows in tokens; below 0: chunks
     "window": [9],
     "full+window": [FULL, 9],
     "window+full": [14, FULL],
@@ -42,6 +43,10 @@ LAYOUTS: dict[str, list[int | None]] = {  # windows in tokens
     "2 full+window": [FULL, FULL, 9],
     "2 windows": [5, 11],
     "2 alike": [7, 7],
+    "chunk": [-12],
+    "full+chunk": [FULL, -12],
+    "full+chunk+window": [FULL, -8, 11],
+    "full+2 chunks": [-8, -20, FULL],
 }
 
 
@@ -54,10 +59,14 @@ def spec_of(window: int | None) -> Any:
     }
     if window is None:
         return FullAttentionSpec(**common)
+    if window < 0:
+        return ChunkedLocalAttentionSpec(**common, attention_chunk_size=-window)
     return SlidingWindowSpec(**common, sliding_window=window)
 
 
-def needs_of(window: int, in_flight: int = 64, longest: int = 1 << 20) -> WindowNeeds:
+def needs_of(window: int, in_flight: int = 64, longest: int = 1 << 20) -> HeadNeeds:
+    if window < 0:
+        return ChunkNeeds(BLOCK_SIZE, -window, in_flight, longest)
     return WindowNeeds(BLOCK_SIZE, window, in_flight, longest)
 
 
@@ -69,10 +78,7 @@ class Caches:
         num_blocks = 4 * LONGEST * len(windows) + 1
         self.pool = Pool(
             num_blocks,
-            groups=[
-                GroupSpec() if w is None else GroupSpec("window", needs_of(w).hit_blocks)
-                for w in windows
-            ],
+            groups=[GroupSpec() if w is None else needs_of(w).pool_group for w in windows],
         )
         config = KVCacheConfig(
             num_blocks=num_blocks,
@@ -176,7 +182,7 @@ def test_the_common_hit_is_vllms(layout: str) -> None:
     assert (lagging > 50) == (len(set(LAYOUTS[layout])) > 1)
 
 
-@pytest.mark.parametrize("window", [2, 3, 4, 5, 8, 9, 17, 64])
+@pytest.mark.parametrize("window", [2, 3, 4, 5, 8, 9, 17, 64, -4, -8, -20])
 def test_skipped_blocks_and_the_gate_are_vllms(window: int) -> None:
     caches = Caches([window])
     (manager,) = caches.stock.single_type_managers
@@ -185,7 +191,8 @@ def test_skipped_blocks_and_the_gate_are_vllms(window: int) -> None:
         skipped = needs.skipped_blocks(tokens)
         assert skipped == manager.get_num_skipped_tokens(tokens) // BLOCK_SIZE
         at = needs.next_skip(skipped)
-        assert needs.skipped_blocks(at) == skipped + 1 == needs.skipped_blocks(at - 1) + 1
+        assert needs.skipped_blocks(at) > skipped == needs.skipped_blocks(at - 1)
+        assert window < 0 or needs.skipped_blocks(at) == skipped + 1
     for in_flight, longest in [(1, 1000), (64, 1000), (1000, 100), (16, 16)]:
         expected = spec_of(window).max_admission_blocks_per_request(in_flight, longest)
         assert needs_of(window, in_flight, longest).gate_blocks == expected

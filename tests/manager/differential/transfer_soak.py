@@ -30,8 +30,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the first trace")
     arguments = parser.parse_args()
     sys.path.append(str(Path(__file__).parents[1]))
+    from built_schedulers import engine_config
     from connector_trace import ConnectorTrace
-    from scheduler_trace import engine_config
 
     logging.disable(logging.ERROR)  # vLLM logs every failed load
     with tempfile.TemporaryDirectory() as folder:

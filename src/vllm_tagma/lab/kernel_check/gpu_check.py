@@ -29,9 +29,9 @@ import triton
 
 from vllm_tagma.kernels import expansion, slot_mapping
 from vllm_tagma.lab.kernel_check import attention_bench, kernel_checks, kernel_timing, paged
+from vllm_tagma.lab.kernel_check.kernel_workload import Workload
 from vllm_tagma.lab.kernel_check.layouts import Batch, draw_batch
 from vllm_tagma.lab.kernel_check.move_workloads import check_moves, move_workloads
-from vllm_tagma.lab.kernel_check.workload import Workload
 
 BLOCK_SIZE: Final = 16
 SECONDS: Final = 160

@@ -13,13 +13,13 @@ from typing import Final
 import torch
 
 from vllm_tagma.kernels import block_moves
+from vllm_tagma.lab.kernel_check.kernel_workload import Workload
 from vllm_tagma.lab.kernel_check.move_reference import (
     Copies,
     copy_one_by_one,
     gather_and_scatter,
     segments_of,
 )
-from vllm_tagma.lab.kernel_check.workload import Workload
 
 LAYERS: Final = 8
 BLOCK_SHAPE: Final = (2, 16, 8, 128)

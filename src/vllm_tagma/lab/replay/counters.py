@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_tagma.lab.replay.drive import TIMED_EVERY, Replay
+from vllm_tagma.lab.replay.model_groups import group_name, group_regions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,16 @@ class Spread:
             return cls(mean=0.0, p50=0, p95=0, p99=0, max=0)
         p50, p95, p99 = np.percentile(values, (50, 95, 99), method="inverted_cdf").tolist()
         return cls(mean=float(values.mean()), p50=p50, p95=p95, p99=p99, max=values.max().item())
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCounters:
+    """The ranges of a request's row in one KV-cache group."""
+
+    name: str
+    regions: int
+    own_ranges: Spread
+    total_ranges: Spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +66,7 @@ class Counters:
     evicted_blocks: int
     moved_blocks: int
     descriptors: Spread
+    groups: list[GroupCounters]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +82,10 @@ class Times:
     calls_timed_every_steps: int = TIMED_EVERY
 
 
-def counters_of(replay: Replay, *, regions: int) -> Counters:
-    """Counters of a replay that has run. O(requests + steps + blocks of the pool)."""
+def counters_of(replay: Replay, *, regions: int | None) -> Counters:
+    """Counters of a replay that has run. ``regions``: stretches of memory that hold a block, the
+    same for all groups; None: keys and values of the group's layers. O(requests + steps + blocks of
+    the pool)."""
     probe = replay.probe
     own = np.asarray(probe.own)
     live = np.asarray(replay.live)
@@ -79,6 +93,18 @@ def counters_of(replay: Replay, *, regions: int) -> Counters:
     middle = live[edge : len(live) - edge]
     prompt, hit = sum(replay.admitted_tokens), sum(replay.hit_tokens)
     total = np.asarray(probe.total)
+    groups = [
+        GroupCounters(
+            name=group_name(group),
+            regions=group_regions(group) if regions is None else regions,
+            own_ranges=Spread.of(np.asarray(probe.group_own[index])),
+            total_ranges=Spread.of(np.asarray(probe.group_total[index])),
+        )
+        for index, group in enumerate(replay.groups)
+    ]
+    descriptors = sum(
+        group.regions * np.asarray(probe.group_total[index]) for index, group in enumerate(groups)
+    )
     return Counters(
         requests=len(own),
         unfit=len(replay.unfit),
@@ -87,7 +113,7 @@ def counters_of(replay: Replay, *, regions: int) -> Counters:
         scheduled_tokens=replay.scheduled_tokens,
         own_ranges=Spread.of(own),
         total_ranges=Spread.of(total),
-        one_range_share=float((own == 1).mean()) if len(own) else 0.0,
+        one_range_share=float((own <= len(groups)).mean()) if len(own) else 0.0,
         prompt_tokens=prompt,
         hit_tokens=hit,
         hit_rate=hit / prompt if prompt else 0.0,
@@ -96,7 +122,8 @@ def counters_of(replay: Replay, *, regions: int) -> Counters:
         live_occupancy=float(middle.mean()) if len(middle) else 0.0,
         evicted_blocks=replay.view.evicted(),
         moved_blocks=replay.view.moved(),
-        descriptors=Spread.of(regions * total),
+        descriptors=Spread.of(np.asarray(descriptors)),
+        groups=groups,
     )
 
 

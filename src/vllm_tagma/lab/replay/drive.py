@@ -20,7 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm_tagma.lab.replay.arrivals import Arrivals
 from vllm_tagma.lab.replay.hashes import block_hashes
 from vllm_tagma.lab.replay.probe import Probe
-from vllm_tagma.lab.replay.replay_settings import Settings
+from vllm_tagma.lab.replay.replay_settings import ONE_ROW, Footprint, Settings
 from vllm_tagma.lab.replay.trace import Piece, TraceRequest
 from vllm_tagma.lab.replay.views import PoolView
 
@@ -64,11 +64,14 @@ class Replay:
         settings: Settings,
         *,
         capacity_blocks: int,
+        footprint: Footprint = ONE_ROW,
         on_step: Callable[[Replay], None] | None = None,
     ) -> None:
-        """``capacity_blocks``: blocks that one request can hold at most. ``on_step`` is called
-        after each step's ``schedule()``, outside of what is timed."""
+        """``capacity_blocks``: blocks that one request can hold at most; ``footprint`` says how
+        many it does. ``on_step`` is called after each step's ``schedule()``, outside of what is
+        timed."""
         self.scheduler = scheduler
+        self.groups = list(scheduler.kv_cache_config.kv_cache_groups)
         self.view = view
         self.probe = Probe(scheduler.kv_cache_manager, view)
         self.step = 0
@@ -89,6 +92,7 @@ class Replay:
         self._requests = requests
         self._settings = settings
         self._capacity = capacity_blocks
+        self._footprint = footprint
         self._on_step = on_step
         closed = settings.arrivals == "closed"
         self._room = settings.max_num_seqs if closed else _ALL
@@ -128,7 +132,8 @@ class Replay:
                     return False
                 self.clock = next_time
                 continue
-            if self._requests[index].num_blocks(self._settings.block_size) > self._capacity:
+            blocks = self._footprint.blocks(self._requests[index], self._settings.block_size)
+            if blocks > self._capacity:
                 self.unfit.append(index)
                 self._end(index)
                 continue

@@ -46,7 +46,11 @@ class Probe:
         """Time spent here inside the scheduler since the driver set it to zero."""
         self.steps = array("q")
         self.own = array("q")
+        """Ranges in all groups together; ``group_own`` has them by group."""
         self.total = array("q")
+        num_groups = len(manager.kv_cache_config.kv_cache_groups)
+        self.group_own = [array("q") for _ in range(num_groups)]
+        self.group_total = [array("q") for _ in range(num_groups)]
 
     def time_calls(self, wanted: bool) -> None:
         """Times every call until told otherwise."""
@@ -64,10 +68,13 @@ class Probe:
         hit = self.hit_blocks.pop(request.request_id, None)
         # Never admitted (aborted while it waited): no row. Preempted: it comes back.
         if hit is not None and request.is_finished():
-            row = self._view.row(request.request_id, hit)
+            rows = self._view.rows(request.request_id, hit)
             self.steps.append(self.step)
-            self.own.append(row.own)
-            self.total.append(row.total)
+            self.own.append(sum(row.own for row in rows))
+            self.total.append(sum(row.total for row in rows))
+            for group, row in enumerate(rows):
+                self.group_own[group].append(row.own)
+                self.group_total[group].append(row.total)
         self.reading_ns += thread_time_ns() - begin
         if not self._timing:
             self._free(request)

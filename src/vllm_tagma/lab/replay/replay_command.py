@@ -77,6 +77,7 @@ SHIPPED = "data/mixed.jsonl"
 """The trace that is replayed when none is named, in our own format."""
 
 _BAD_LINES_SHOWN = 5
+DEFAULT_REGIONS = 64
 TRACE_SEQS, LOAD_SEQS, SHIPPED_SEQS = 64, 128, 16
 
 
@@ -150,9 +151,21 @@ def replay(
         int | None, typer.Option("--copy-budget", min=0, help="tagma: blocks moved in a step.")
     ] = None,
     regions: Annotated[
-        int,
-        typer.Option("--regions", min=1, help="Stretches of memory with a block's KV."),
-    ] = 64,
+        int | None,
+        typer.Option(
+            "--regions",
+            min=1,
+            help="Stretches of memory with a block's KV (default: 64; with --model, 2 a layer).",
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            help="A model's config.json, or its folder: the pool then holds the KV-cache groups "
+            "of that model (default: full attention in every layer).",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the generated loads.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad line.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show every bad line.")] = False,
@@ -199,7 +212,8 @@ def replay(
             step_ms=step_ms,
             token_us=token_us,
             max_tokens=max_tokens.value,
-            regions=regions,
+            regions=regions or (None if model else DEFAULT_REGIONS),
+            model=str(model) if model else None,
             compaction=compaction.value if compaction else None,
             copy_budget=copy_budget,
         )
@@ -297,14 +311,15 @@ def _run(
     for folder in (plot, json_file and json_file.parent):
         if folder is not None:  # a replay takes minutes: it must not end without a place to go
             folder.mkdir(parents=True, exist_ok=True)
-    num_blocks = pool_blocks(settings, trace.requests)
     versions.require_supported_vllm()
     from vllm_tagma.lab.replay.plots import Drawn, write_plots
     from vllm_tagma.lab.replay.pool_sampler import PoolSampler
-    from vllm_tagma.lab.replay.replay_run import replay_backend
+    from vllm_tagma.lab.replay.replay_run import layout_of, replay_backend
     from vllm_tagma.lab.replay.replay_table import print_result
 
     logging.getLogger("vllm").setLevel(logging.ERROR)
+    layout = layout_of(settings, trace.requests)
+    num_blocks = pool_blocks(settings, trace.requests, layout.footprint)
     result = Result(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=shlex.join(["tagma", *sys.argv[1:]]),
@@ -326,6 +341,7 @@ def _run(
                 trace.requests,
                 settings,
                 num_blocks=num_blocks,
+                layout=layout,
                 progress=partial(_advance, progress, task),
                 on_step=sampler,
             )

@@ -7,11 +7,13 @@ one that ``--kv-cache-backend tagma`` serves with.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.structured_output import StructuredOutputManager
 
 from vllm_tagma.config import BACKEND_KEY, OPTIONS_KEY, Backend
@@ -25,10 +27,8 @@ class EngineError(TagmaError, RuntimeError):
     """vLLM cannot be configured on this machine."""
 
 
-def build_scheduler(
-    backend: Backend, settings: Settings, *, num_blocks: int, max_model_len: int
-) -> Any:
-    """vLLM's scheduler with prefix caching on a pool of ``num_blocks``.
+def build_config(backend: Backend, settings: Settings, *, max_model_len: int) -> Any:
+    """vLLM's configuration for a replay, of a tiny model in place of the one that is meant.
 
     Raises :class:`EngineError` if vLLM's build fits no device of this machine, and what start-up
     raises: ``ConfigError`` for options that the backend does not know.
@@ -58,11 +58,30 @@ def build_scheduler(
         ).create_engine_config()
     # The platform of this machine may allow no such block size; nothing computes here.
     config.cache_config.block_size = settings.block_size
+    return config
+
+
+def build_scheduler(
+    backend: Backend,
+    settings: Settings,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    groups: Sequence[KVCacheGroupSpec] = (),
+) -> Any:
+    """vLLM's scheduler with prefix caching on a pool of ``num_blocks``, which ``groups`` share (by
+    default one, with full attention). Raises as :func:`build_config`."""
+    config = build_config(backend, settings, max_model_len=max_model_len)
     config.cache_config.num_gpu_blocks = num_blocks
+    cache = cache_config(num_blocks, settings.block_size)
+    if groups:
+        cache = KVCacheConfig(
+            num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=list(groups)
+        )
     kind = config.scheduler_config.get_scheduler_cls()
     return kind(
         vllm_config=config,
-        kv_cache_config=cache_config(num_blocks, settings.block_size),
+        kv_cache_config=cache,
         structured_output_manager=StructuredOutputManager(config),
         include_finished_set=False,
         log_stats=False,

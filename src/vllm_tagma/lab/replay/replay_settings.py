@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vllm_tagma.errors import TagmaError
 from vllm_tagma.lab.replay.trace import TraceRequest
@@ -19,6 +19,21 @@ MaxTokens = Literal["open", "known"]
 
 class SettingsError(TagmaError, ValueError):
     """An option whose value makes no sense, or not together with the trace."""
+
+
+class Footprint(NamedTuple):
+    """How many blocks requests hold: per KV-cache group the most of a request, None for as many as
+    it has tokens."""
+
+    limits: tuple[int | None, ...] = (None,)
+
+    def blocks(self, request: TraceRequest, block_size: int) -> int:
+        """Blocks of a request, when it ends, in all groups."""
+        whole = request.num_blocks(block_size)
+        return sum(whole if limit is None else min(whole, limit) for limit in self.limits)
+
+
+ONE_ROW = Footprint()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +52,10 @@ class Settings:
     token_us: float = 30.0
     max_tokens: MaxTokens = "open"
     """What vLLM is told of a request's output: nothing but the trace's own limit, or its length."""
-    regions: int = 64
-    """Stretches of memory that hold a block's KV: keys and values of 32 layers."""
+    regions: int | None = 64
+    """Stretches of memory that hold a block's KV; None: keys and values of its layers."""
+    model: str | None = None
+    """Where the KV-cache groups come from; None: one group, full attention in 32 layers."""
     compaction: str | None = None
     copy_budget: int | None = None
 
@@ -60,7 +77,9 @@ class Settings:
         return self.step_ms / 1e3 + self.token_us / 1e6 * num_tokens
 
 
-def pool_blocks(settings: Settings, requests: Sequence[TraceRequest]) -> int:
+def pool_blocks(
+    settings: Settings, requests: Sequence[TraceRequest], footprint: Footprint = ONE_ROW
+) -> int:
     """Blocks of the pool that ``settings.memory`` asks for, the null block included.
 
     Raises:
@@ -70,7 +89,7 @@ def pool_blocks(settings: Settings, requests: Sequence[TraceRequest]) -> int:
     if re.fullmatch(r"\d+", text):
         blocks = int(text)
     elif re.fullmatch(r"(\d+\.?\d*|\.\d+)x", text):
-        footprints = [request.num_blocks(settings.block_size) for request in requests]
+        footprints = [footprint.blocks(request, settings.block_size) for request in requests]
         running_set = settings.max_num_seqs * sum(footprints) / len(footprints)
         blocks = int(float(text[:-1]) * running_set)
     else:

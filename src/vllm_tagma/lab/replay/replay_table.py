@@ -58,6 +58,9 @@ def _rows(results: list[BackendResult]) -> Iterator[_Row]:
         yield f"{name}: mean", _spread(spread, "mean")
         yield "  p50 / p95", _pair(spread, "p50", "p95")
         yield "  p99 / max", _pair(spread, "p99", "max")
+    for index, group in enumerate(results[0].counters.groups):
+        if len(results[0].counters.groups) > 1:
+            yield f"own ranges: {group.name}", _own_of_group(index)
     yield "own part in one range", lambda r: f"{r.counters.one_range_share:.1%}"
     yield "prefix-hit rate (tokens)", lambda r: f"{r.counters.hit_rate:.2%}"
     yield "preemptions", lambda r: f"{r.counters.preemptions:,}"
@@ -75,6 +78,10 @@ def _rows(results: list[BackendResult]) -> Iterator[_Row]:
         yield f"  {name}", _call(name)
     yield "replayed in", lambda r: f"{r.times.wall_seconds:,.1f} s"
     yield "requests a second", lambda r: f"{r.times.requests_per_second:,.1f}"
+
+
+def _own_of_group(index: int) -> Callable[[BackendResult], str]:
+    return lambda result: _number(result.counters.groups[index].own_ranges.mean)
 
 
 def _spread(spread: Callable[[BackendResult], Spread], name: str) -> Callable[[BackendResult], str]:

@@ -6,12 +6,16 @@ called from inside the scheduler but the counter of published blocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 BlockIds = npt.NDArray[np.int64]
+
+
+_NULL = 0  # the block of positions that nobody reads any more
 
 
 class RowRanges(NamedTuple):
@@ -26,11 +30,12 @@ class RowRanges(NamedTuple):
 class PoolView(Protocol):
     """What the replay asks of a manager."""
 
-    def row(self, request_id: str, hit_blocks: int) -> RowRanges:
-        """Ranges of a row whose first ``hit_blocks`` are a prefix hit."""
+    def rows(self, request_id: str, hit_blocks: int) -> list[RowRanges]:
+        """Ranges of a request's row in each KV-cache group; its first ``hit_blocks`` are a prefix
+        hit. Null blocks, where a window has passed by, count for nothing."""
 
     def row_ids(self, request_id: str) -> BlockIds:
-        """Block ids of a row, in logical order."""
+        """Ids of a request's blocks, group by group in logical order, without null blocks."""
 
     def live_share(self) -> float:
         """Share of the pool that running requests reference, 0 to 1."""
@@ -52,6 +57,12 @@ def count_ranges(ids: BlockIds) -> int:
     return 1 + int(np.count_nonzero(np.diff(ids) != 1))
 
 
+def _held(groups: Sequence[list[int]]) -> BlockIds:
+    ids = np.concatenate([np.array(group, dtype=np.int64) for group in groups])
+    held: BlockIds = ids[ids != _NULL]
+    return held
+
+
 class PagedView:
     """vLLM's own manager: a list of block objects a request."""
 
@@ -62,14 +73,18 @@ class PagedView:
         self._cache_full_blocks = self._pool.cache_full_blocks
         self._pool.cache_full_blocks = self._count_published
 
-    def row(self, request_id: str, hit_blocks: int) -> RowRanges:
-        ids = self.row_ids(request_id)
-        return RowRanges(
-            total=count_ranges(ids), own=count_ranges(ids[hit_blocks:]), blocks=len(ids)
-        )
+    def rows(self, request_id: str, hit_blocks: int) -> list[RowRanges]:
+        rows = []
+        for group in self._manager.get_block_ids(request_id):
+            ids = np.array(group, dtype=np.int64)
+            held = ids != _NULL
+            own = count_ranges(ids[hit_blocks:][held[hit_blocks:]])
+            total, blocks = count_ranges(ids[held]), int(np.count_nonzero(held))
+            rows.append(RowRanges(total=total, own=own, blocks=blocks))
+        return rows
 
     def row_ids(self, request_id: str) -> BlockIds:
-        return np.array(self._manager.get_block_ids(request_id)[0], dtype=np.int64)
+        return _held(self._manager.get_block_ids(request_id))
 
     def live_share(self) -> float:
         usage: float = self._pool.get_usage()
@@ -94,11 +109,23 @@ class PagedView:
         num_cached_blocks: int,
         num_full_blocks: int,
         *rest: Any,
+        block_mask: list[bool] | None = None,
         **more: Any,
     ) -> None:
-        if num_full_blocks > num_cached_blocks:
-            self._published += num_full_blocks - num_cached_blocks
-        self._cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *rest, **more)
+        fresh = blocks[num_cached_blocks:num_full_blocks]
+        wanted = [True] * len(fresh) if block_mask is None else block_mask
+        self._published += sum(
+            not block.is_null for block, cached in zip(fresh, wanted, strict=True) if cached
+        )
+        self._cache_full_blocks(
+            request,
+            blocks,
+            num_cached_blocks,
+            num_full_blocks,
+            *rest,
+            block_mask=block_mask,
+            **more,
+        )
 
 
 class TagmaView:
@@ -108,21 +135,23 @@ class TagmaView:
         self._manager = manager
         self._pool = manager.pool
 
-    def row(self, request_id: str, hit_blocks: int) -> RowRanges:
-        (row,) = self._manager.get_blocks(request_id).blocks
-        ranges = row.ranges()
-        left = len(row) - hit_blocks
-        own = 0
-        # From the tail: the own part ends there, and it is mostly one range.
-        for _, count in reversed(ranges):
-            if left <= 0:
-                break
-            own += 1
-            left -= count
-        return RowRanges(total=len(ranges), own=own, blocks=len(row))
+    def rows(self, request_id: str, hit_blocks: int) -> list[RowRanges]:
+        rows = []
+        for row in self._manager.get_blocks(request_id).blocks:
+            held = [count for start, count in row.ranges() if start != _NULL]
+            left = len(row) - hit_blocks
+            own = 0
+            # From the tail: the own part ends there, and it is mostly one range.
+            for count in reversed(held):
+                if left <= 0:
+                    break
+                own += 1
+                left -= count
+            rows.append(RowRanges(total=len(held), own=own, blocks=sum(held)))
+        return rows
 
     def row_ids(self, request_id: str) -> BlockIds:
-        return np.array(self._manager.get_block_ids(request_id)[0], dtype=np.int64)
+        return _held(self._manager.get_block_ids(request_id))
 
     def live_share(self) -> float:
         usage: float = self._manager.usage
