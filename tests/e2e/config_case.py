@@ -75,7 +75,7 @@ def run_cases(
     reports: dict[str, Reports] = {name: {} for name in cases}
     for backend in ("paged", "tagma"):
         settings, out = folder / f"{backend}-settings.json", folder / f"{backend}.json"
-        written = {name: _settings(case, backend) for name, case in cases.items()}
+        written = {name: settings_of(case, backend) for name, case in cases.items()}
         settings.write_text(json.dumps({"backend": backend, "cases": written}))
         run = subprocess.run(
             [sys.executable, str(HERE / "config_engine_run.py"), str(settings), str(out)],
@@ -109,7 +109,7 @@ def run_case(case: Case, folder: Path, environment: dict[str, str]) -> Reports:
     return run_cases({"case": case}, folder, environment)["case"]
 
 
-def _settings(case: Case, backend: str) -> dict[str, Any]:
+def settings_of(case: Case, backend: str) -> dict[str, Any]:
     assert case.workload.keys() <= _WORKLOAD.keys()
     return {
         "engine": {**_ENGINE, "model": str(case.model), **case.engine},

@@ -176,9 +176,9 @@ class Engine:
         return counts
 
 
-def run_case(backend: str, settings: dict[str, Any]) -> dict[str, Any]:
+def run_case(backend: str, settings: dict[str, Any], make: type[Engine] = Engine) -> dict[str, Any]:
     """The report of one engine, which has ended then."""
-    engine = Engine(backend, settings)
+    engine = make(backend, settings)
     passes = {"rest": engine.run()}
     if settings["again"]:
         engine.moves.enabled = engine.tagma

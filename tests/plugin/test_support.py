@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import test_support_attention
 from support_messages import RULES, assert_message
 from test_support_caches import CACHES, cache_of, full
 
@@ -272,6 +273,7 @@ def test_interleaved_windows_are_found(vllm_config: ConfigFactory) -> None:
 def test_every_refused_row_is_shown_here() -> None:
     shown = {*BY_ARGUMENTS, *BY_ATTRIBUTE, *(rule_id for rule_id, _, _ in CACHES)}
     shown.add("v2-speculation")  # of two options at once, above
+    shown |= test_support_attention.SHOWN
     refused = {rule.id for rule in RULES.values() if rule.status != "served"}
     assert shown == refused
 
