@@ -32,7 +32,6 @@ def cases(folder: Path) -> dict[str, Case]:
             engine={**_ENGINE, "num_gpu_blocks_override": 14, "max_model_len": 128},
             workload=_WORKLOAD,
             tagma={"v2_interpreter": True},
-            stock_again=False,
         )
     }
 

@@ -160,8 +160,6 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
         _drafts("custom_class"),
         "--speculative-config is custom_class",
     ),
-    "eagle3": ("speculative_config", _drafts("eagle3"), "--speculative-config is eagle3"),
-    "mtp": ("speculative_config", _drafts("mtp"), "--speculative-config is mtp"),
     "parallel-drafting": (
         "speculative_config",
         _drafts("eagle", parallel_drafting=True),
