@@ -28,7 +28,7 @@ def start_line(
         f"KV-cache backend tagma: {_pool(kv_cache_config)}",
         _groups(kv_cache_config.kv_cache_groups),
         f"alignment {options.alignment}",
-        _compaction(options),
+        _compaction(options, len(kv_cache_config.kv_cache_groups)),
         f"vllm-tagma {versions.tagma_version()}",
         f"vLLM {versions.installed_vllm_version()}",
     ]
@@ -55,10 +55,11 @@ def _groups(groups: Sequence[Any]) -> str:
     return f"{len(groups)} group{'s' if len(groups) != 1 else ''} ({', '.join(named)})"
 
 
-def _compaction(options: TagmaConfig) -> str:
+def _compaction(options: TagmaConfig, groups: int) -> str:
     if options.compaction == "off" or not options.copy_budget:
         return "compaction off"
-    return f"compaction {options.compaction} with up to {options.copy_budget} blocks a step"
+    blocks = options.copy_budget * groups
+    return f"compaction {options.compaction} with up to {blocks} blocks a step"
 
 
 def _off(options: TagmaConfig, *, caching: bool, stats: bool, lost: str | None) -> list[str]:
