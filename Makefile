@@ -11,6 +11,7 @@ PYTEST_ARGS ?=
 JOBS ?= 2
 OPS ?= 10000000
 REQUESTS ?= 1000000
+CALLS ?= 1000000
 CONNECTOR ?= TagmaNixlConnector
 PREFILL_ARGS ?=
 DECODE_ARGS ?=
@@ -18,6 +19,7 @@ OUT ?= build/bench-smoke
 ACCEPT ?=
 VERSION ?=
 SEED ?= 1
+CASES ?= 200
 MINUTES ?= 60
 BASE ?= HEAD~1
 
@@ -32,10 +34,10 @@ quote = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve pd test test-fast lint format cpp-test fuzz soak load nightly upstream drift wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
+.PHONY: help serve pd test test-fast lint format cpp-test fuzz soak soak-transfer load attention-sweep nightly upstream drift wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "Variables: MODEL=folder-or-hub-id PORT=8000 HOST=127.0.0.1 ARGS=\"vllm flags\" PYTHON=python3.12"
 
 serve: python ## Set everything up and serve a model on the tagma backend
@@ -80,11 +82,18 @@ soak: build/release/pool_soak ## A million requests for each kind of compaction,
 	  build/release/pool_soak --mode $$mode --requests $(REQUESTS) --seed $(SEED) $$more || exit 1; \
 	  done; done
 
+soak-transfer: tools ## A million calls of the manager with transfers in flight, moves and faults: CALLS=1000000 SEED=1
+	@$(TEST_ENV) $(BIN)/python tests/manager/differential/transfer_soak.py --operations $(CALLS) --seed $(SEED)
+
 load: tools ## An hour of mixed clients on two ranks, then what is left and the same tokens: MINUTES=60 SEED=1
 	@$(TEST_ENV) $(BIN)/python tests/e2e/load_run.py --minutes $(MINUTES) --seed $(SEED) --stock \
 	  --out build/load/load.json
 
-nightly: fuzz soak upstream load ## What takes too long for every change: hours; SEED=1 MINUTES=60
+attention-sweep: tools ## Attention over ranges in CASES drawn shapes, interpreted: CASES=200
+	@TAGMA_ATTENTION_SWEEP=$(CASES) $(TEST_ENV) $(BIN)/python -m pytest -q -o timeout=7200 tests/kernels/test_kernels.py \
+	  -k "attention and interpreter"
+
+nightly: fuzz soak soak-transfer upstream load attention-sweep ## What takes too long for every change: hours; SEED=1 MINUTES=60
 
 upstream: tools ## vLLM's own scheduler and cache tests on this package: 20 minutes; ACCEPT=1 writes docs/upstream.md
 	@$(SETUP) upstream

@@ -185,8 +185,6 @@ def serve_command(
         command += ["--dtype", dtype, "--enforce-eager", "--block-size", "32"]
         command += ["--max-model-len", "8192" if model.is_default else "auto"]
         command += ["--kv-cache-memory-bytes", str(kv_bytes)]
-    else:
-        command += ["--additional-config.tagma.experimental_gpu", "true"]
     return command + list(extra)
 
 

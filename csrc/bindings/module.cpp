@@ -2,6 +2,7 @@
 #include "bindings/block_ranges.hpp"
 #include "bindings/py_util.hpp"
 
+int add_block_mover(PyObject* module);
 int add_coord_map(PyObject* module);
 int add_pool(PyObject* module);
 int add_range_table(PyObject* module);
@@ -33,8 +34,8 @@ int add_constants(PyObject* module) {
 PyMODINIT_FUNC PyInit__native() {
   PyObject* module = PyModule_Create(&g_module);
   if (module == nullptr) return nullptr;
-  if (add_block_ranges(module) < 0 || add_coord_map(module) < 0 || add_pool(module) < 0 ||
-      add_range_table(module) < 0 || add_constants(module) < 0) {
+  if (add_block_ranges(module) < 0 || add_block_mover(module) < 0 || add_coord_map(module) < 0 ||
+      add_pool(module) < 0 || add_range_table(module) < 0 || add_constants(module) < 0) {
     Py_DECREF(module);
     return nullptr;
   }

@@ -152,3 +152,24 @@ class RangeTable:
         block_size: int,
         /,
     ) -> int: ...
+
+MOVER_SCRATCH: int
+
+@final
+class BlockMover:
+    """Copies blocks of host memory in place; see worker/block_mover.py."""
+
+    def __init__(self, num_blocks: int, regions: Iterable[tuple[int, int, int]]) -> None: ...
+    def move(self, copies: Iterable[tuple[int, int]], threads: int, /) -> int: ...
+    def steps(
+        self, copies: Iterable[tuple[int, int]], /
+    ) -> list[tuple[tuple[int, ...], int, bool]]: ...
+
+@final
+class MovePlanner:
+    """Orders block copies for a device; see kernels/block_moves.py."""
+
+    def __init__(self, num_blocks: int) -> None: ...
+    def segments(
+        self, copies: Iterable[tuple[int, int]], batch: int, /
+    ) -> tuple[int, int, bytes]: ...

@@ -15,10 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
+from vllm_tagma.copy_budget import AUTO, bytes_of
 from vllm_tagma.errors import ConfigError
 
 Backend = Literal["paged", "tagma"]
 Compaction = Literal["off", "idle", "live"]
+
+SelfTest = Literal["off", "start", "always"]
 
 BACKEND_KEY: Final = "kv_cache_backend"
 """Key of ``additional_config`` that chooses the backend."""
@@ -30,10 +33,14 @@ BACKENDS: Final[tuple[Backend, ...]] = ("paged", "tagma")
 
 COMPACTIONS: Final[tuple[Compaction, ...]] = get_args(Compaction)
 
+SELF_TESTS: Final[tuple[SelfTest, ...]] = get_args(SelfTest)
+
 DEFAULT_COMPACTION: Final[Compaction] = "live"
 
 MAX_POOL_MAP_PARTS: Final = 256
 """Each part is two time series on ``/metrics``."""
+
+MAX_TEST_STEPS: Final = 1_000_000
 
 MAX_COPY_BUDGET: Final = 65_536
 """Blocks a step. Larger values are a slip: a budget in bytes or tokens, or one for a whole run."""
@@ -93,6 +100,18 @@ class TagmaConfig:
     Example: ``--tagma-copy-budget 128`` or ``--additional-config.tagma.copy_budget 128``
     """
 
+    copy_bytes: str = AUTO
+    """How much KV the scheduler may have copied in one step.
+
+    What: a bound as ``copy_budget``, in bytes over all layers of a device; the smaller one holds.
+    Unit and default: bytes, with K, M, G or T for powers of 1,024; ``auto`` is what the device
+    copies in a fifth of a step, 10 ms on a GPU (by its memory bus) and 50 ms on a CPU (measured at
+    start-up). ``0`` moves nothing.
+    When to change: as ``copy_budget``, where the size of a block is not what one thinks in. The
+    start line says what came out.
+    Example: ``--tagma-copy-bytes 512M`` or ``--additional-config.tagma.copy_bytes 512M``
+    """
+
     pool_map_parts: int = 64
     """Resolution of the map of the pool on ``/metrics``, which ``tagma map`` draws.
 
@@ -131,13 +150,27 @@ class TagmaConfig:
     Example: ``--additional-config.tagma.v2_interpreter true``
     """
 
-    experimental_gpu: bool = False
-    """Admit GPUs, on which the range path is wired but has not been run.
+    self_test: SelfTest = "start"
+    """Whether a worker compares its kernels with their references, on the machine that serves.
 
-    What: start-up no longer refuses vLLM's CUDA worker with Model Runner V2.
-    Unit and default: a switch, off.
-    When to change: to try it, best together with ``debug_slots``, after ``make gpu-check``.
-    Example: ``--additional-config.tagma.experimental_gpu true``
+    What: ``start`` runs each kernel on random rows of the model's own shapes before the first
+    request, and compares all slots of the first steps with the ids. ``always`` compares those of
+    all steps. ``off`` does neither, and is refused on a GPU. A difference ends the engine and names
+    the kernel.
+    Unit and default: a choice, ``start``.
+    When to change: ``always`` when outputs look wrong on a GPU; it copies each step's slots to the
+    host. ``docs/self-test.md`` says what it proves.
+    Example: ``--tagma-self-test always`` or ``--additional-config.tagma.self_test always``.
+    In a YAML file of ``--config`` quote ``"off"``: a bare ``off`` is false, which vLLM drops.
+    """
+
+    self_test_steps: int = 32
+    """How many steps the self-test watches with ``self_test`` ``start``.
+
+    What: the first steps of real work whose slots are compared with the ids.
+    Unit and default: steps, 32; 0 to 1,000,000.
+    When to change: hardly ever.
+    Example: ``--additional-config.tagma.self_test_steps 1000``
     """
 
     @classmethod
@@ -254,6 +287,11 @@ def _options(additional_config: object) -> dict[str, Any]:
             f"additional_config[{OPTIONS_KEY!r}] must be a dict of options, not {given!r}. "
             f"""Example: --additional-config '{{"{OPTIONS_KEY}": {{"debug_slots": true}}}}'."""
         )
+    if "experimental_gpu" in given:
+        raise ConfigError(
+            f"additional_config[{OPTIONS_KEY!r}]['experimental_gpu'] is gone: a GPU is admitted by "
+            f"the self-test of its start ({flag_of('self_test')} start, the default). Drop it."
+        )
     known = _types()
     for key, value in given.items():
         if key not in known:
@@ -275,6 +313,9 @@ def _require_valid(key: str, value: object, *, where: str) -> None:
     if key == "compaction" and value not in COMPACTIONS:
         hint = " (YAML reads a bare off as false: quote it)" if value is False else ""
         raise ConfigError(f"{where}={value!r} must be one of {', '.join(COMPACTIONS)}{hint}.")
+    if key == "self_test" and value not in SELF_TESTS:
+        hint = " (YAML reads a bare off as false: quote it)" if value is False else ""
+        raise ConfigError(f"{where}={value!r} must be one of {', '.join(SELF_TESTS)}{hint}.")
     # bool is a subclass of int: an exact comparison keeps `alignment: true` out.
     if type(value) is not wanted:
         raise ConfigError(
@@ -286,6 +327,13 @@ def _require_valid(key: str, value: object, *, where: str) -> None:
         raise ConfigError(
             f"{where}={value} must be 0 to {MAX_COPY_BUDGET} blocks a step; 0 moves nothing."
         )
+    if key == "self_test_steps" and isinstance(value, int) and not 0 <= value <= MAX_TEST_STEPS:
+        raise ConfigError(f"{where}={value} must be 0 to {MAX_TEST_STEPS} steps.")
+    if key == "copy_bytes" and isinstance(value, str):
+        try:
+            bytes_of(value)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}.") from None
     if key == "pool_map_parts" and isinstance(value, int) and not 0 <= value <= MAX_POOL_MAP_PARTS:
         raise ConfigError(
             f"{where}={value} must be 0 to {MAX_POOL_MAP_PARTS} parts; 0 leaves the map out."

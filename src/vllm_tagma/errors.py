@@ -29,3 +29,7 @@ class RangeCapError(TagmaError, RuntimeError):
 
 class InvariantError(TagmaError, RuntimeError):
     """A law of ``docs/invariants.md`` does not hold: a bug of this package."""
+
+
+class SelfTestError(TagmaError, RuntimeError):
+    """A kernel wrote something else than its reference, on this machine: the start ends."""

@@ -1,7 +1,8 @@
-"""Two ``vllm serve`` that transfer KV to each other, for ``test_disaggregation.py``."""
+"""``vllm serve`` that transfer KV to each other, for ``test_disaggregation.py``."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -35,6 +36,15 @@ def post(
     return answer
 
 
+def hang_up(port: int, body: dict[str, Any], *, seconds: float) -> None:
+    """Ask for a stream and close the connection after some time, whatever came by then."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), headers)
+    time.sleep(seconds)
+    connection.close()
+
+
 class Server:
     """A child process that serves; ``wait`` for it, ``stop`` or ``kill`` it."""
 
@@ -64,11 +74,12 @@ class Server:
         return found
 
     def settled(self, seconds: float = 120) -> dict[str, float]:
-        """Its metrics, as soon as no block is in use any more."""
+        """Its metrics, as soon as no block is in use any more; then none is pinned either."""
         deadline = time.monotonic() + seconds
         while (found := self.metrics())["vllm:kv_cache_usage_perc"] > 0:
             assert time.monotonic() < deadline, f"{self.name} still holds blocks: {found}"
             time.sleep(0.5)
+        assert found.get("vllm:tagma_pinned_blocks", 0) == 0, f"{self.name} has pins left"
         return found
 
     def kill(self) -> None:
@@ -84,26 +95,30 @@ class Server:
 
 def vllm_server(
     name: str,
-    model: Path,
     *,
+    model: Path,
     backend: str,
     connector: str,
     folder: Path,
     env: dict[str, str],
-    role: str = "kv_both",
-    blocks: int = 256,
-    policy: str = "fail",
+    blocks: int,
     extra: tuple[str, ...] = (),
 ) -> Server:
-    """``vllm serve`` with a pool of about ``blocks`` blocks of 32 tokens of the default model."""
+    """``vllm serve`` with a pool of ``blocks`` blocks of 32 tokens; what it fails to load, it
+    computes."""
     port = free_port()
-    transfer = {"kv_connector": connector, "kv_role": role, "kv_load_failure_policy": policy}
+    transfer = {"kv_connector": connector, "kv_role": "kv_both"}
+    transfer["kv_load_failure_policy"] = "recompute"
     command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
     command += ["--kv-cache-backend", backend, "--port", str(port), "--host", "127.0.0.1"]
-    command += ["--enforce-eager", "--max-model-len", "2048", "--block-size", "32"]
+    command += ["--enforce-eager", "--max-model-len", "1024", "--block-size", "32"]
     command += ["--dtype", "float32", "--seed", "0", "--served-model-name", "m"]
-    # 30 layers, K and V, 3 heads of 64 numbers of 4 bytes, 32 tokens.
-    command += ["--kv-cache-memory-bytes", str(blocks * 30 * 2 * 3 * 64 * 4 * 32)]
+    shape = json.loads((model / "config.json").read_text())
+    head = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
+    # K and V, numbers of 4 bytes, 32 tokens.
+    per_layer = 2 * 4 * 32 * shape["num_key_value_heads"] * head
+    size = blocks * shape["num_hidden_layers"] * per_layer
+    command += ["--kv-cache-memory-bytes", str(size)]
     command += ["--kv-transfer-config", json.dumps(transfer), *extra]
     own = {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",

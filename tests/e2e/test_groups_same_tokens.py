@@ -79,7 +79,6 @@ def reports(
             model=models[family.write],
             engine={**(_EVENTS if family.caching else {}), **family.engine},
             workload={"stutter": family.caching},
-            stock_again=False,
         )
     return run_cases(cases, folder, engine_environment)
 

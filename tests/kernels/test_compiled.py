@@ -14,10 +14,11 @@ import pytest
 pytest.importorskip("triton")
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vllm_tagma.kernels import device_range_tables, expansion, slot_mapping
+from vllm_tagma.kernels import block_moves, device_range_tables, expansion, slot_mapping
 from vllm_tagma.lab.kernel_check import paged
 
 _RANGES = {
@@ -42,6 +43,18 @@ KERNELS = {
     "expansion": (expansion._expansion_kernel, {"MASKS_WINDOW": False}),
     "expansion, window": (expansion._expansion_kernel, {"MASKS_WINDOW": True}),
     "write_rows": (device_range_tables._write_rows_kernel, {}),
+    "block_moves": (
+        block_moves._block_moves_kernel,
+        {
+            "tiles_ptr": "*i64",
+            "ITEM": tl.int64,
+            "ALIGN": 16,
+            "ITEMS_PER_ALIGN": 2,
+            "FREE": block_moves.FREE,
+            "BATCH": block_moves.BATCH,
+            "TILE": block_moves.TILE_BYTES // 8,
+        },
+    ),
     "paged slot_mapping": (paged._slot_mapping_kernel, {"out_ptr": "*i64"}),
     "paged gather": (paged._gather_kernel, {}),
 }
@@ -61,7 +74,7 @@ def compiled(name: str, capability: int = 90) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", capability, 32))
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_for_a_gpu(name: str, capability: int) -> None:
     assert len(compiled(name, capability).asm["cubin"]) > 1000
@@ -85,3 +98,17 @@ def test_the_paged_kernels_load_one_table_entry_per_position() -> None:
     tiles = [load for load in loads_of("paged slot_mapping") if load.startswith("1024x")]
     assert tiles == ["1024xi32", "1024xi64"]
     assert [load for load in loads_of("paged gather") if load.startswith("1024x")] == ["1024xi32"]
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_the_mover_copies_sixteen_bytes_an_instruction(capability: int) -> None:
+    """Of each batch, all loads come before its stores, with a barrier between if order matters."""
+    code = compiled("block_moves", capability).asm["ptx"]
+    loads = re.findall(r"ld\.global(?:\.\w+)*\.v(\d)\.b64", code)
+    stores = re.findall(r"st\.global(?:\.\w+)*\.v(\d)\.b64", code)
+    assert set(loads) == set(stores) == {"2"}
+    in_flight = block_moves.BATCH * block_moves.TILE_BYTES // (4 * 32) // 16
+    assert len(stores) == in_flight == 8
+    assert len(loads) == in_flight + in_flight // block_moves.BATCH  # and a cycle's first block
+    assert "bar.sync" in code[code.rindex(".v2.b64", 0, code.index("st.global")) :]
+    assert not re.search(r"\b(ld|st)\.local", code)

@@ -69,7 +69,17 @@ def _cpu_alias(folder: Path) -> Path:
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernels_equal_their_reference(device: str) -> None:
     """And load no more than they claim."""
-    run_cases("reference", "staged_range_tables", "loads", "graph", device=device)
+    run_cases("reference", "staged_range_tables", "block_moves", "loads", "graph", device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_self_test_names_what_is_broken(device: str) -> None:
+    run_cases("self_test", device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_attention_over_ranges_equals_vllms(device: str) -> None:
+    run_cases("range_attention", "range_backend", device=device)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -91,7 +91,7 @@ def test_every_choice_and_bound_is_admitted(compaction: str, budget: int) -> Non
     [
         (
             {"aligment": 1},
-            "unknown option 'aligment'.*alignment, compaction, copy_budget, pool_map_parts, debug",
+            "unknown option 'aligment'.*alignment, compaction, copy_budget, copy_bytes, pool_map",
         ),
         ({"alignment": True}, "'alignment'.*=True must be of type int, not bool"),
         ({"alignment": "4"}, "'alignment'.*='4' must be of type int, not str"),
@@ -107,6 +107,8 @@ def test_every_choice_and_bound_is_admitted(compaction: str, budget: int) -> Non
         ({"copy_budget": "8"}, "'copy_budget'.*='8' must be of type int, not str"),
         ({"copy_budget": 8.0}, "'copy_budget'.*=8.0 must be of type int, not float"),
         ({"copy_budget": True}, "'copy_budget'.*=True must be of type int, not bool"),
+        ({"copy_bytes": "1.5G"}, "'copy_bytes'.*: '1.5G' is neither auto nor a size such as 512M"),
+        ({"copy_bytes": 512}, "'copy_bytes'.*=512 must be of type str, not int"),
         ({"debug_slots": 1}, "'debug_slots'.*=1 must be of type bool, not int"),
         ({"check_invariants": None}, "'check_invariants'.*=None must be of type bool"),
         ("debug_slots", "must be a dict of options, not 'debug_slots'"),
@@ -210,3 +212,18 @@ def test_with_option_checks_the_value_and_its_surroundings() -> None:
         with_option(tagma, "copy_budget", -1)
     with pytest.raises(ConfigError, match="unknown option 'copy_budgt'"):
         with_option({**tagma, "tagma": {"copy_budgt": 1}}, "copy_budget", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"experimental_gpu": True}, "'experimental_gpu'.* is gone.*--tagma-self-test start"),
+        ({"self_test": "on"}, "'self_test'.*='on' must be one of off, start, always"),
+        ({"self_test": False}, r"=False must be one of.*YAML reads a bare off as false"),
+        ({"self_test_steps": -1}, "'self_test_steps'.*=-1 must be 0 to 1000000 steps"),
+    ],
+)
+def test_the_self_test_is_chosen_strictly(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TagmaConfig.from_sources({"tagma": options}, {})
+    assert TagmaConfig.from_sources({"tagma": {"self_test": "always"}}, {}).self_test == "always"

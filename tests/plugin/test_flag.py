@@ -72,6 +72,8 @@ def test_the_flag_ends_in_additional_config(
         (["--tagma-compaction=live"], {"compaction": "live"}),
         (["--tagma_compaction", "idle"], {"compaction": "idle"}),
         (["--tagma-copy-budget", "0"], {"copy_budget": 0}),
+        (["--tagma-copy-bytes", "512M"], {"copy_bytes": "512M"}),
+        (["--tagma-self-test", "always"], {"self_test": "always"}),
         (
             ["--tagma-copy-budget", "9", "--tagma-compaction", "live"],
             {"compaction": "live", "copy_budget": 9},

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import test_support_attention
 from support_messages import RULES, assert_message
 from test_support_caches import CACHES, cache_of, full
 
@@ -159,8 +160,6 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
         _drafts("custom_class"),
         "--speculative-config is custom_class",
     ),
-    "eagle3": ("speculative_config", _drafts("eagle3"), "--speculative-config is eagle3"),
-    "mtp": ("speculative_config", _drafts("mtp"), "--speculative-config is mtp"),
     "parallel-drafting": (
         "speculative_config",
         _drafts("eagle", parallel_drafting=True),
@@ -244,6 +243,8 @@ def test_attributes_are_refused(vllm_config: ConfigFactory, rule_id: str) -> Non
         config = _with_attribute(config, "cache_config.sliding_window", 128)
     if rule_id == "kv-connector-gpu":
         config = _on_a_gpu(config)
+    if rule_id == "gpu":
+        config = _with_options(vllm_config, self_test="off")
     owner, _, name = path.rpartition(".")
     holder = attribute(config, owner) if owner else config
     assert hasattr(holder, name) or rule_id in ONLY_IN_033 | IN_MODELS, f"vLLM has no {path}"
@@ -270,6 +271,7 @@ def test_interleaved_windows_are_found(vllm_config: ConfigFactory) -> None:
 def test_every_refused_row_is_shown_here() -> None:
     shown = {*BY_ARGUMENTS, *BY_ATTRIBUTE, *(rule_id for rule_id, _, _ in CACHES)}
     shown.add("v2-speculation")  # of two options at once, above
+    shown |= test_support_attention.SHOWN
     refused = {rule.id for rule in RULES.values() if rule.status != "served"}
     assert shown == refused
 
@@ -298,15 +300,15 @@ def _refusals(config: Any) -> list[str]:
     return [finding.rule.id for finding in support.explain(config)]
 
 
-def _with_options(vllm_config: ConfigFactory, **options: bool) -> Any:
+def _with_options(vllm_config: ConfigFactory, **options: bool | str) -> Any:
     return vllm_config(additional_config={"kv_cache_backend": "tagma", "tagma": options})
 
 
-def test_a_gpu_is_admitted_by_its_option_alone(vllm_config: ConfigFactory) -> None:
-    assert_message(support.explain(_on_a_gpu(vllm_config())), "gpu", f"worker_cls is {GPU_WORKER}")
-    for option in ("v2_interpreter", "debug_slots"):
-        assert _refusals(_on_a_gpu(_with_options(vllm_config, **{option: True}))) == ["gpu"]
-    config = _with_options(vllm_config, experimental_gpu=True)
+def test_a_gpu_is_admitted_if_it_is_tested_there(vllm_config: ConfigFactory) -> None:
+    untested = _on_a_gpu(_with_options(vllm_config, self_test="off"))
+    assert_message(support.explain(untested), "gpu", f"worker_cls is {GPU_WORKER}")
+    assert _refusals(_on_a_gpu(_with_options(vllm_config, self_test="always"))) == []
+    config = vllm_config(additional_config={"kv_cache_backend": "tagma"})
     assert _refusals(_on_a_gpu(config)) == []
     assert finalise(_on_a_gpu(config)).parallel_config.worker_cls == (
         "vllm_tagma.integration.worker_v2.TagmaWorker"
@@ -318,7 +320,7 @@ def test_a_gpu_is_admitted_by_its_option_alone(vllm_config: ConfigFactory) -> No
 
 def test_drafts_with_the_v2_runner_are_refused(vllm_config: ConfigFactory) -> None:
     config = _with_attribute(
-        _on_a_gpu(_with_options(vllm_config, experimental_gpu=True)),
+        _on_a_gpu(_with_options(vllm_config)),
         "speculative_config",
         _drafts("eagle"),
     )
@@ -327,7 +329,7 @@ def test_drafts_with_the_v2_runner_are_refused(vllm_config: ConfigFactory) -> No
 
 
 def test_a_gpu_with_the_v1_runner_has_no_worker(vllm_config: ConfigFactory) -> None:
-    config = _on_a_gpu(_with_options(vllm_config, experimental_gpu=True), v2=False)
+    config = _on_a_gpu(_with_options(vllm_config), v2=False)
     assert_message(support.explain(config), "worker", f"{GPU_WORKER} with Model Runner V1")
 
 
@@ -336,7 +338,7 @@ def test_v2_on_a_cpu_is_admitted_under_the_interpreter_alone(
 ) -> None:
     for options, interpret, refused in (
         ({}, "1", ["v2-runner"]),
-        ({"experimental_gpu": True}, "1", ["v2-runner"]),
+        ({"self_test": "always"}, "1", ["v2-runner"]),
         ({"v2_interpreter": True}, "0", ["v2-runner"]),
         ({"v2_interpreter": True}, "1", []),
     ):

@@ -78,7 +78,8 @@ def test_the_long_runs_come_each_night(root):
     assert re.search(r'schedule:\n +- cron: "\d+ \d+ \* \* \*"', workflow)
     assert "make nightly" in workflow
     text = make(root, "--dry-run", "nightly", "SEED=7")
-    marks = ["pool_fuzz --ops", "pool_soak --mode", "upstream_run.py", "load_run.py --minutes 60"]
+    marks = ["pool_fuzz --ops", "pool_soak --mode", "transfer_soak.py --operations 1000000"]
+    marks += ["upstream_run.py", "load_run.py --minutes 60"]
     places = [text.index(mark) for mark in marks]
     assert places == sorted(places)
-    assert text.count("--seed 7") >= 4
+    assert text.count("--seed 7") >= 5

@@ -131,8 +131,9 @@ def test_a_gpu_is_named():
     (idle,) = advise(gpu, given=(), cuda=False)
     assert idle.setting == ""
     assert "NVIDIA H200 stays idle" in idle.why
-    (tried,) = advise(gpu, given=(), cuda=True)
-    assert tried.setting == "--additional-config.tagma.experimental_gpu true"
+    (tested,) = advise(gpu, given=(), cuda=True)
+    assert "each start compares the kernels" in tested.why
+    assert tested.setting == ""
 
 
 def test_the_line_to_paste_has_variables_first_and_keeps_the_users_flags():

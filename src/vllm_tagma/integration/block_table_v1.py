@@ -34,6 +34,8 @@ class TagmaBlockTable(BlockTable):  # type: ignore[misc]
     request_of: Callable[[int], str | None]
     updates: dict[str, RowUpdate]  # of the step and this group, until the row was written
 
+    first_steps: int | None  # whose slots the self-test still compares; None for all
+
     _slots: torch.Tensor | None = None  # the buffer that was checked, and its length
     _num_slots: int
 
@@ -137,8 +139,12 @@ class TagmaBlockTable(BlockTable):  # type: ignore[misc]
             pad_to=num_tokens,
             block_size=self.block_size,
         )
-        if self.audit is not None:
-            self.audit.check(
+        audit = self.audit
+        if audit is None and self.first_steps != 0:
+            audit = SlotAudit()  # its counters are nobody's
+            self.first_steps = None if self.first_steps is None else self.first_steps - 1
+        if audit is not None:
+            audit.check(
                 slots.numpy(),
                 query_start_loc.numpy()[: num_reqs + 1],
                 positions.numpy(),
@@ -166,11 +172,16 @@ def _address(tensor: torch.Tensor, dtype: torch.dtype, length: int) -> int:
 
 
 def adopt_block_table(
-    table: BlockTable, *, request_of: Callable[[int], str | None], audit: SlotAudit | None
+    table: BlockTable,
+    *,
+    request_of: Callable[[int], str | None],
+    audit: SlotAudit | None,
+    first_steps: int | None = 0,
 ) -> None:
     """Turns a block table into a ``TagmaBlockTable`` in place, rows included.
 
-    ``request_of`` says which request a row belongs to, if any. Raises ``UnsupportedError`` for a
+    ``request_of`` says which request a row belongs to, if any. ``first_steps``: how many the
+    self-test compares, None for all. Raises ``UnsupportedError`` for a
     table whose slots are not those of whole requests, and ``SeamError`` if it is not vLLM's own.
     """
     if type(table) is not BlockTable:
@@ -188,6 +199,7 @@ def adopt_block_table(
     table.request_of = request_of
     table.updates = {}
     table.audit = audit
+    table.first_steps = first_steps
     table.__class__ = TagmaBlockTable
     table.ranges = RangeTable(max_rows=table.max_num_reqs, name_row=table.name_row)
     table.rebuild_ranges()

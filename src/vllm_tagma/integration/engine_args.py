@@ -29,6 +29,7 @@ from vllm_tagma.config import (
     DEFAULT_COMPACTION,
     ENVIRONMENT_NAMES,
     MAX_COPY_BUDGET,
+    SELF_TESTS,
     TagmaConfig,
     backend_of,
     flag_of,
@@ -36,6 +37,7 @@ from vllm_tagma.config import (
     with_option,
 )
 from vllm_tagma.errors import ConfigError, SeamError
+from vllm_tagma.integration import backend_registration
 from vllm_tagma.integration.seams import require_seams
 from vllm_tagma.integration.transfer import connector_names
 
@@ -43,7 +45,7 @@ _logger = logging.getLogger("vllm.tagma.config")
 
 FLAG = "--kv-cache-backend"
 
-_OPTION_FLAGS = ("compaction", "copy_budget")
+_OPTION_FLAGS = ("compaction", "copy_budget", "copy_bytes", "self_test")
 """Options that have a flag of their own; the others are for finding faults."""
 
 _MARK = "__vllm_tagma__"
@@ -146,6 +148,22 @@ def declare_flags(parser: argparse.ArgumentParser) -> None:
         help="With the tagma backend, the most blocks that are moved in one scheduler step, 0 to "
         f"{MAX_COPY_BUDGET}. Default: {TagmaConfig.copy_budget}.",
     )
+    group.add_argument(
+        flag_of("copy_bytes"),
+        default=None,
+        metavar="SIZE",
+        help="With the tagma backend, the most bytes of KV that are moved in one scheduler step, "
+        "such as 512M; auto is what the device copies in a fifth of a step. "
+        f"Default: {TagmaConfig.copy_bytes}.",
+    )
+    group.add_argument(
+        flag_of("self_test"),
+        choices=list(SELF_TESTS),
+        default=None,
+        help="With the tagma backend, whether each worker compares its kernels with their "
+        "references before it serves, and the slots of the first steps or of all steps. "
+        f"Default: {TagmaConfig.self_test}.",
+    )
     parse_known_args = parser.parse_known_args
 
     def parse_and_fold(*args: Any, **kwargs: Any) -> Any:
@@ -193,6 +211,7 @@ def _finalising(original: Callable[..., Any]) -> Callable[..., Any]:
         TagmaConfig.from_sources(self.additional_config)
         _declare_environment()
         _export_metrics()
+        backend_registration.register()
         return finalise(original(self, *args, **kwargs))
 
     return _marked(create_engine_config)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""A global name of vLLM that stands for a class of ours while one call runs.
+"""A global name of vLLM that stands for a class or function of ours while one call runs.
 
 vLLM builds some parts by a global name and has no factory for them. Only the thread that asked gets
-our class meanwhile: engines may be built in several threads of one process, paged ones too.
+ours meanwhile: engines may be built and run in several threads of one process, paged ones too.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 from vllm_tagma.errors import SeamError
 
-# Of all names: held while vLLM builds one engine's part, which takes milliseconds. Re-entrant, as a
-# part that is built may build another.
+# Of all names: held while vLLM builds one engine's part or updates one step's requests, which takes
+# milliseconds. Re-entrant, as a part that is built may build another.
 _lock = threading.RLock()
 
 
 @contextmanager
 def name_stands_for(
-    module: ModuleType, name: str, stock: type, build: Callable[..., Any]
+    module: ModuleType, name: str, stock: Callable[..., Any], build: Callable[..., Any]
 ) -> Iterator[None]:
     """Inside, calls of ``module.name`` by this thread go to ``build``, by others to ``stock``.
 

@@ -25,7 +25,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_tagma import support
 from vllm_tagma.class_names import WORKERS
 from vllm_tagma.config import BACKEND_KEY, TagmaConfig, backend_of
+from vllm_tagma.copy_budget import AUTO, CopyBudget, copy_budget_of
 from vllm_tagma.errors import ConfigError, SeamError
+from vllm_tagma.integration.copy_rate import copy_rate
 from vllm_tagma.integration.name_swap import name_stands_for
 from vllm_tagma.integration.row_updates import sent_whole, with_row_updates
 from vllm_tagma.integration.seams import require_seams
@@ -50,7 +52,12 @@ class _ManagerSwap:
         support.require_supported(vllm_config, kv_cache_config)
         asked = TagmaConfig.from_sources(vllm_config.additional_config)
         lost = _unordered_moves(vllm_config, asked)
-        tagma_config = dataclasses.replace(asked, compaction="idle") if lost else asked
+        budget = _budget(kv_cache_config, asked)
+        tagma_config = dataclasses.replace(
+            asked,
+            compaction="idle" if lost else asked.compaction,
+            copy_budget=_for_each(budget.blocks, len(kv_cache_config.kv_cache_groups)),
+        )
         build = functools.partial(TagmaKVCacheManager, tagma_config=tagma_config)
         with name_stands_for(_scheduler_module, "KVCacheManager", KVCacheManager, build):
             super().__init__(*args, **kwargs)
@@ -65,7 +72,8 @@ class _ManagerSwap:
         )
         line = start_line(
             kv_cache_config,
-            tagma_config,
+            dataclasses.replace(tagma_config, copy_budget=asked.copy_budget),
+            budget=budget,
             caching=self.kv_cache_manager.enable_caching,
             stats=self.kv_cache_manager.log_stats,
             lost=lost,
@@ -104,6 +112,24 @@ class TagmaScheduler(_ManagerSwap, Scheduler):  # type: ignore[misc]
 
 class TagmaAsyncScheduler(_ManagerSwap, AsyncScheduler):  # type: ignore[misc]
     """vLLM's asynchronous scheduler on ``TagmaKVCacheManager``."""
+
+
+def _budget(kv_cache_config: Any, options: TagmaConfig) -> CopyBudget:
+    """Blocks that may move in a step, by the options and the device (``copy_budget.py``)."""
+    num_bytes = sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors)
+    block_bytes = num_bytes // kv_cache_config.num_blocks
+    asks = options.compaction != "off" and options.copy_bytes == AUTO and block_bytes > 0
+    return copy_budget_of(
+        copy_budget=options.copy_budget * len(kv_cache_config.kv_cache_groups),
+        copy_bytes=options.copy_bytes,
+        block_bytes=block_bytes,
+        rate=copy_rate() if asks else None,
+    )
+
+
+def _for_each(blocks: int, groups: int) -> int:
+    """The part of a budget that is one group's; the pool adds them up again."""
+    return max(blocks // groups, 1) if blocks else 0
 
 
 def _unordered_moves(vllm_config: Any, options: TagmaConfig) -> str | None:

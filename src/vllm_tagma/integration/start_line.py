@@ -11,28 +11,35 @@ from typing import Any
 
 from vllm_tagma import versions
 from vllm_tagma.config import TagmaConfig, flag_of
+from vllm_tagma.copy_budget import CopyBudget
 
 _GIB = 1 << 30
 
 
 def start_line(
-    kv_cache_config: Any, options: TagmaConfig, *, caching: bool, stats: bool, lost: str | None
+    kv_cache_config: Any,
+    options: TagmaConfig,
+    *,
+    budget: CopyBudget,
+    caching: bool,
+    stats: bool,
+    lost: str | None,
 ) -> str:
     """The line for one engine.
 
-    ``kv_cache_config``: vLLM's, of the loaded model. ``caching``, ``stats``: whether vLLM keeps a
-    prefix cache and statistics. ``lost``: why less is moved than was asked for, None if it is not.
-    O(groups and tensors).
+    ``kv_cache_config``: vLLM's, of the loaded model. ``budget``: of a step's copies. ``caching``,
+    ``stats``: whether vLLM keeps a prefix cache and statistics. ``lost``: why less is moved than
+    was asked for, None if it is not. O(groups and tensors).
     """
     parts = [
         f"KV-cache backend tagma: {_pool(kv_cache_config)}",
         _groups(kv_cache_config.kv_cache_groups),
         f"alignment {options.alignment}",
-        _compaction(options, len(kv_cache_config.kv_cache_groups)),
+        _compaction(options, budget),
         f"vllm-tagma {versions.tagma_version()}",
         f"vLLM {versions.installed_vllm_version()}",
     ]
-    off = _off(options, caching=caching, stats=stats, lost=lost)
+    off = _off(options, budget, caching=caching, stats=stats, lost=lost)
     line = f"{', '.join(parts)}. Off: {'; '.join(off) or 'nothing'}."
     slow = [name for name in ("debug_slots", "check_invariants") if getattr(options, name)]
     return f"{line} Slow checks that are on: {', '.join(slow)}." if slow else line
@@ -55,14 +62,16 @@ def _groups(groups: Sequence[Any]) -> str:
     return f"{len(groups)} group{'s' if len(groups) != 1 else ''} ({', '.join(named)})"
 
 
-def _compaction(options: TagmaConfig, groups: int) -> str:
-    if options.compaction == "off" or not options.copy_budget:
+def _compaction(options: TagmaConfig, budget: CopyBudget) -> str:
+    if options.compaction == "off" or not budget.blocks:
         return "compaction off"
-    blocks = options.copy_budget * groups
-    return f"compaction {options.compaction} with up to {blocks} blocks a step"
+    why = "" if budget.why == "copy_budget" else f" ({budget.why})"
+    return f"compaction {options.compaction} with up to {budget.blocks} blocks a step{why}"
 
 
-def _off(options: TagmaConfig, *, caching: bool, stats: bool, lost: str | None) -> list[str]:
+def _off(
+    options: TagmaConfig, budget: CopyBudget, *, caching: bool, stats: bool, lost: str | None
+) -> list[str]:
     off = []
     if not caching:
         off.append("prefix caching (--no-enable-prefix-caching, or vLLM's choice for this model)")
@@ -70,6 +79,8 @@ def _off(options: TagmaConfig, *, caching: bool, stats: bool, lost: str | None) 
         off.append(f"compaction ({flag_of('compaction')} off)")
     elif not options.copy_budget:
         off.append(f"compaction ({flag_of('copy_budget')} 0)")
+    elif not budget.blocks:
+        off.append(f"compaction (a block is larger than {flag_of('copy_bytes')})")
     elif lost:
         off.append(f"moves of running requests ({lost})")
     elif options.compaction == "idle":

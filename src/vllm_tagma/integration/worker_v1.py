@@ -18,6 +18,8 @@ Before it the request's own list of ids follows the moves, because vLLM appends 
 adds rows from it; after it rows that moved and got no new block are written. It can go when vLLM's
 scheduler output can say that a running row changed.
 Seam 5, ``InputBatch.req_ids``: which request a table row belongs to when it is written.
+Seam 6, ``copy_kv_cache_blocks_inplace``: while ``_update_states`` runs, our mover stands for it
+(``block_copies.py``).
 """
 
 from __future__ import annotations
@@ -29,11 +31,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import vllm.v1.worker.gpu_model_runner as _runner_module
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import InvariantError, UnsupportedError
+from vllm_tagma.integration import start_test
+from vllm_tagma.integration.block_copies import BlockCopies
 from vllm_tagma.integration.block_table_v1 import TagmaBlockTable, adopt_block_table
 from vllm_tagma.integration.row_updates import by_group, require_fits, row_updates_of
 from vllm_tagma.integration.seams import require_seams
@@ -55,15 +60,29 @@ class TagmaCPUModelRunner(CPUModelRunner):  # type: ignore[misc]
     """vLLM's CPU runner whose block tables map slots by range."""
 
     slot_audit: SlotAudit | None
+    block_copies: BlockCopies
 
     def may_reinitialize_input_batch(self, kv_cache_config: Any) -> None:
         super().may_reinitialize_input_batch(kv_cache_config)
         request_of = _requests_of(self.input_batch)
+        options = TagmaConfig.from_sources(self.vllm_config.additional_config)
+        steps = start_test.self_test_steps(options)
         for table in self.input_batch.block_table.block_tables:
             if type(table) is not TagmaBlockTable:  # may be called again for the same batch
-                adopt_block_table(table, request_of=request_of, audit=self.slot_audit)
+                adopt_block_table(
+                    table, request_of=request_of, audit=self.slot_audit, first_steps=steps
+                )
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(*args, **kwargs)
+        options = TagmaConfig.from_sources(self.vllm_config.additional_config)
+        start_test.check_v1(self, options, self.block_copies)
 
     def _update_states(self, scheduler_output: Any) -> Any:
+        with self.block_copies.stand_in(_runner_module, scheduler_output):
+            return self._update_rows(scheduler_output)
+
+    def _update_rows(self, scheduler_output: Any) -> Any:
         updates = row_updates_of(scheduler_output)
         if not updates:
             return super()._update_states(scheduler_output)
@@ -136,6 +155,7 @@ class TagmaCPUWorker(CPUWorker):  # type: ignore[misc]
             )
         config = TagmaConfig.from_sources(self.vllm_config.additional_config)
         runner.slot_audit = SlotAudit() if config.debug_slots else None
+        runner.block_copies = BlockCopies()
         runner.__class__ = TagmaCPUModelRunner
         if runner.slot_audit is not None:
             # An engine inside the caller's process is not always shut down.

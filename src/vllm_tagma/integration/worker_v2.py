@@ -12,9 +12,11 @@ Seam 4, ``GPUModelRunner.add_requests`` and ``update_requests``: from before the
 second the block tables know the step's row updates (``row_updates.py``). It can go when vLLM's
 scheduler output can say that a running row changed.
 Seam 5, ``RequestState.index_to_req_id``: which request a table row belongs to when it is written.
+Seam 6, ``copy_kv_cache_blocks_inplace``: while ``update_requests`` runs, our mover stands for it
+(``block_copies.py``).
 
-``TagmaWorker`` has not run on a GPU yet; ``experimental_gpu`` admits it (``support/``). The CPU
-worker exists to test everything above the GPU's own code generator.
+``TagmaWorker`` has not run on a GPU yet: the self-test of each start stands in for that
+(``start_test.py``). The CPU worker exists to test everything above the GPU's own code generator.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm_tagma import support
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import SeamError, UnsupportedError
+from vllm_tagma.integration import backend_registration, range_backend, start_test
+from vllm_tagma.integration.block_copies import BlockCopies
 from vllm_tagma.integration.block_tables_v2 import TagmaBlockTables
 from vllm_tagma.integration.name_swap import name_stands_for
 from vllm_tagma.integration.row_updates import by_group, row_updates_of
@@ -47,15 +51,19 @@ class _RangeRunner:
     req_states: Any
     vllm_config: Any
     slot_audit: SlotAudit | None = None
+    block_copies: BlockCopies
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         if self.slot_audit is None:  # called once more while memory is profiled
             self.slot_audit = audit_of(self.vllm_config)
+        self.block_copies = BlockCopies(interpreted=True)
+        options = TagmaConfig.from_sources(self.vllm_config.additional_config)
         build = functools.partial(
             TagmaBlockTables,
             keep_id_rows=False,
             audit=self.slot_audit,
             request_of=self._request_of,
+            first_steps=start_test.self_test_steps(options),
         )
         with name_stands_for(_runner_module, "BlockTables", BlockTables, build):
             super().initialize_kv_cache(*args, **kwargs)  # type: ignore[misc]
@@ -64,6 +72,9 @@ class _RangeRunner:
                 f"vLLM built {type(self.block_tables).__name__} instead of TagmaBlockTables: it no "
                 "longer calls BlockTables by that name."
             )
+        range_backend.attach(self)
+        more = range_backend.start_checks(self)
+        start_test.check_v2(self, options, self.block_copies, more)
 
     def _request_of(self, row: int) -> str | None:
         request: str | None = self.req_states.index_to_req_id.get(row)
@@ -76,7 +87,8 @@ class _RangeRunner:
         super().add_requests(scheduler_output)  # type: ignore[misc]
 
     def update_requests(self, scheduler_output: Any) -> None:
-        super().update_requests(scheduler_output)  # type: ignore[misc]
+        with self.block_copies.stand_in(_runner_module, scheduler_output):
+            super().update_requests(scheduler_output)  # type: ignore[misc]
         self.block_tables.apply_updates(self.req_states.req_id_to_index.get)
 
 
@@ -110,6 +122,7 @@ class TagmaWorker(_AuditedWorker, Worker):  # type: ignore[misc]
 
     def _make_model_runner(self) -> Any:
         require_seams("worker", "worker_v2")
+        backend_registration.register()
         support.require_supported(self.vllm_config)
         stock = "Model Runner V1" if not self.use_v2_model_runner else None
         if self.vllm_config.is_mm_encoder_only:
@@ -127,6 +140,7 @@ class TagmaV2CPUWorker(_AuditedWorker, CPUWorker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         require_seams("worker", "worker_v2")
+        backend_registration.register()
         support.require_supported(self.vllm_config)
         super().init_device()
         runner = self.model_runner

@@ -179,8 +179,8 @@ def _runs_on(config: Any, platform_worker: str) -> bool:
     }
 
 
-def unproven_gpu(config: Any) -> str | None:
-    if not _runs_on(config, GPU_WORKER) or _options(config).experimental_gpu:
+def untested_gpu(config: Any) -> str | None:
+    if not _runs_on(config, GPU_WORKER) or _options(config).self_test != "off":
         return None
     return str(attribute(config, "parallel_config.worker_cls"))
 

@@ -120,8 +120,8 @@ CONNECTOR_RULES: Final[tuple[Rule, ...]] = (
         title="LMCache connectors",
         option=_OPTION,
         status="planned",
-        why="LMCache 0.5.6 has no connector for CPU memory (its engine starts, finds none and lets "
-        "vLLM compute everything)",
+        why="LMCache 0.5.6 has connectors for CUDA, XPU, HPU and MUSA memory and none for a CPU's: "
+        "its engine starts, finds none and lets vLLM compute everything",
         way_out=f"drop {_OPTION}",
         in_config=_named(_LMCACHE),
     ),
@@ -130,8 +130,8 @@ CONNECTOR_RULES: Final[tuple[Rule, ...]] = (
         title="Mooncake connectors",
         option=_OPTION,
         status="planned",
-        why="Not tested: the transfer engine loads the system's RDMA libraries even over TCP, and "
-        "the machines of the tests have none",
+        why="vLLM's connectors for it ask torch for an accelerator when they start "
+        "(MooncakeConnector) or save (MooncakeStoreConnector): on a CPU they end with an error",
         way_out=f"drop {_OPTION}",
         in_config=_named(_MOONCAKE),
     ),

@@ -24,14 +24,13 @@ PROCESS_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         id="gpu",
-        title="GPUs (Model Runner V2 on CUDA)",
+        title="GPUs (Model Runner V2 on CUDA) without the self-test",
         option="worker_cls",
-        status="planned",
-        why="The range path is wired and its kernels are tested under the Triton interpreter, but "
-        "they have not run on a GPU yet",
-        way_out="serve on vLLM's CPU backend, or try it unproven with "
-        "--additional-config.tagma.experimental_gpu true",
-        in_config=probe.unproven_gpu,
+        status="refused",
+        why="No test of this project runs a whole engine on a GPU; what stands in for it is the "
+        "self-test that each start runs there (docs/self-test.md)",
+        way_out="drop --tagma-self-test off",
+        in_config=probe.untested_gpu,
     ),
     Rule(
         id="v2-runner",
@@ -95,7 +94,7 @@ PROCESS_RULES: Final[tuple[Rule, ...]] = (
         title="executors other than uni and mp",
         option="--distributed-executor-backend",
         status="planned",
-        why="Only uni and mp were tested",
+        why="Only uni and mp were tested; vLLM itself refuses ray on a CPU",
         way_out="set --distributed-executor-backend mp",
         in_config=probe.unless("parallel_config.distributed_executor_backend", "uni", "mp"),
     ),

@@ -87,6 +87,11 @@ class StagedRangeTables:
         """Ranges of a row, staged ones included."""
         return self._host[group].num_ranges(row)
 
+    def all_ranges(self) -> list[list[list[Range]]]:
+        """The ranges of every row, by group and row. O(rows + ranges)."""
+        rows = range(self.tables.num_blocks.shape[1])
+        return [[host.ranges(row) for row in rows] for host in self._host]
+
     def num_blocks(self, *, group: int, row: int) -> int:
         """Blocks of a row, staged and null ones included."""
         return self._host[group].num_blocks(row)

@@ -33,6 +33,7 @@ def test_names_are_unique_and_groups_are_their_first_part() -> None:
         "kv_coord_map",
         "kv_allocator",
         "kv_slot_mapping",
+        "block_moves",
         "manager",
         "scheduler",
         "engine",

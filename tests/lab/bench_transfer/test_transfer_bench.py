@@ -15,8 +15,10 @@ from prerequisites import require_nixl
 pytest.importorskip("vllm")
 
 from vllm_tagma.lab.bench_transfer.transfer_pairs import pair_blocks
+from vllm_tagma.lab.bench_transfer.transfer_run import outside_longest_range
 from vllm_tagma.lab.replay import loads
 from vllm_tagma.lab.replay.replay_settings import Settings, pool_blocks
+from vllm_tagma.lab.report.report_command import write_report
 from vllm_tagma.transfer.joint_runs import joint_runs
 
 SETTINGS = Settings(max_num_seqs=8, memory="1.3x")
@@ -60,6 +62,12 @@ def test_pools_of_ranges_pair_in_fewer_runs(pools):
     assert np.mean(runs["paged"]) > 20 * np.mean(runs["tagma"])
 
 
+def test_what_a_gathering_sender_would_copy():
+    row = np.array([7, 8, 20, 21, 22, 3])
+    assert outside_longest_range(row).tolist() == [7, 8, 3]
+    assert outside_longest_range(np.arange(5, 9)).tolist() == []
+
+
 def test_the_command_counts_what_it_posts(tmp_path: Path):
     require_nixl()
     result = tmp_path / "result.json"
@@ -69,12 +77,23 @@ def test_the_command_counts_what_it_posts(tmp_path: Path):
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]
     assert "churned decode pool" in run.stdout
+    written = write_report([result], tmp_path / "report")
+    page, text = (path.read_text() for path in written)
+    for words in ("KV transfer costs", "churned decode pool", "Gathering the sender's blocks"):
+        assert words in page
+        assert words in text
     stages = json.loads(result.read_text())["stages"]
     assert stages.keys() == {"fresh", "churned"}
     for stage in stages.values():
-        arms = stage["arms"]
+        arms, gather = stage["arms"], stage["gather"]
+        assert gather["saved_runs"] == arms["both"]["joint_runs"] - arms["both"]["decode_ranges"]
+        # A sender whose row has several ranges would copy at least one block of each but one.
+        more = arms["both"]["prefill_ranges"] - stage["requests"]
+        assert more <= gather["copied_blocks"] < arms["both"]["blocks"]
         for name in ("connector", "both"):
-            assert arms[name]["descriptors"] == arms[name]["joint_runs"] * 3
-        assert arms["connector"]["descriptors"] <= arms["stock"]["descriptors"]
+            assert sum(arms[name]["descriptors"]) == arms[name]["joint_runs"] * 3
+        assert sum(arms["connector"]["descriptors"]) <= sum(arms["stock"]["descriptors"])
         for one, other in (("stock", "connector"), ("pool", "both")):
-            assert arms[one]["bytes"] == arms[other]["bytes"] == arms[one]["blocks"] * 3 * 64
+            assert (
+                arms[one]["num_bytes"] == arms[other]["num_bytes"] == arms[one]["blocks"] * 3 * 64
+            )

@@ -14,6 +14,7 @@ _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _COPY = "copy_kv_cache_blocks_inplace"
 _ROW_CHANGES = "vLLM's scheduler output can carry ranges and say that a running row has changed"
+_MOVER = "vLLM lets a runner name the function that copies blocks"
 _COPIES = "vLLM documents that block copies of a step read all sources first"
 
 ROW_SEAMS: Final[tuple[Seam, ...]] = (
@@ -57,29 +58,31 @@ ROW_SEAMS: Final[tuple[Seam, ...]] = (
     Seam(
         target=f"{_RUNNER_V1}._update_states",
         callee=_COPY,
-        kind="contract",
+        kind="swap",
         room="worker_v1",
-        why="executes the copies of a step before anything of it is computed",
+        why="makes the copies of a step before anything of it is computed; our mover stands for "
+        "the name meanwhile (block_copies.py)",
         expected="(*3)",
-        remove_when=_COPIES,
+        remove_when=_MOVER,
     ),
     Seam(
         target=f"{_RUNNER_V2}.update_requests",
         callee=_COPY,
-        kind="contract",
+        kind="swap",
         room="worker_v2",
-        why="executes the copies of a step before anything of it is computed",
+        why="makes the copies of a step before anything of it is computed; our mover stands for "
+        "the name meanwhile (block_copies.py)",
         expected="(*3)",
-        remove_when=_COPIES,
+        remove_when=_MOVER,
     ),
     Seam(
         target=f"vllm.v1.worker.utils:{_COPY}",
         kind="contract",
         room="worker",
-        why="reads all sources before it writes: chains, swaps and cycles of moves rely on it "
-        "(tests/worker/test_block_copies.py)",
+        why="our mover takes its arguments and leaves what it leaves, which is as if all sources "
+        "were read first (tests/worker/test_block_mover.py)",
         expected="(kv_caches, num_blocks, kv_cache_block_copies) -> None",
-        remove_when=_COPIES,
+        remove_when=_MOVER,
     ),
     Seam(
         target=f"{_RUNNER_V1}._update_states",
@@ -88,6 +91,15 @@ ROW_SEAMS: Final[tuple[Seam, ...]] = (
         why="while it runs, the block tables know the step's row updates (worker_v1.py)",
         expected="(self, scheduler_output) -> Callable | None",
         remove_when=_ROW_CHANGES,
+    ),
+    Seam(
+        target="vllm.v1.worker.cpu_model_runner:CPUModelRunner.initialize_kv_cache",
+        kind="subclass",
+        room="worker_v1",
+        why="behind it, when the caches are there, the self-test runs (start_test.py)",
+        expected="(self, kv_cache_config, is_profiling=False, kv_cache_allocation_context=None) "
+        "-> None",
+        remove_when="never: it runs where vLLM has made the caches",
     ),
     Seam(
         target=f"{_RUNNER_V1}.execute_model",

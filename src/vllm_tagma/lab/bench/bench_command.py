@@ -144,6 +144,7 @@ def scenarios(effort: Effort, *, cpus: Sequence[int]) -> list[Planned]:
     from vllm_tagma.lab.bench.bench_engine import engine_scenarios
     from vllm_tagma.lab.bench.bench_manager import manager_scenarios
     from vllm_tagma.lab.bench.bench_memory import memory_scenarios
+    from vllm_tagma.lab.bench.bench_moves import move_scenarios
     from vllm_tagma.lab.bench.bench_native import native_scenarios
     from vllm_tagma.lab.bench.bench_scheduler import scheduler_scenarios
     from vllm_tagma.lab.bench.bench_slot_kernel import slot_kernel_scenarios
@@ -151,6 +152,7 @@ def scenarios(effort: Effort, *, cpus: Sequence[int]) -> list[Planned]:
     return [
         *native_scenarios(effort),
         *slot_kernel_scenarios(effort),
+        *move_scenarios(effort),
         *manager_scenarios(effort),
         *memory_scenarios(effort),
         *scheduler_scenarios(effort),

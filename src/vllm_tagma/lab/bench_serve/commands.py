@@ -54,9 +54,6 @@ def server_command(settings: Settings, *, run: Run, traces: Path) -> list[str]:
         command += ["--enforce-eager"]
     if settings.device == "cuda":
         command += ["--gpu-memory-utilization", f"{settings.gpu_memory_utilization:g}"]
-        if run.backend == "tagma":
-            # The GPU path is refused without it: it has not been proven yet.
-            command += ["--additional-config.tagma.experimental_gpu", "true"]
     if run.pair is None:
         profiler = {
             "profiler": "torch",

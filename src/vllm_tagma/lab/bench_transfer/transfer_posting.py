@@ -7,6 +7,7 @@ the memory of a real model's pool would not fit.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 import uuid
 from collections.abc import Callable
@@ -24,6 +25,12 @@ _TIMEOUT_SECONDS = 60.0
 
 class NixlMissingError(TagmaError, RuntimeError):
     """NIXL is not installed, or does not load."""
+
+
+def require_nixl() -> None:
+    """Raises ``NixlMissingError`` unless NIXL is installed. Does not load it."""
+    if importlib.util.find_spec("nixl") is None:
+        raise NixlMissingError("NIXL is not installed: pip install 'vllm-tagma[nixl]'")
 
 
 class Posted(NamedTuple):
@@ -65,6 +72,7 @@ class Peers:
             raise NixlMissingError(
                 f"NIXL does not load ({error}): pip install 'vllm-tagma[nixl]'"
             ) from error
+        self._block_bytes = block_bytes
         self._offsets = np.arange(regions, dtype=np.int64) * num_blocks
         self._memories = [
             # Not zeros: pages that nobody has written yet would be made while they are timed.
@@ -134,6 +142,16 @@ class Peers:
             )
 
         return self._post(describe)
+
+    def copy_ms(self, blocks: Ids) -> float:
+        """Milliseconds to copy blocks of the prefill side, in every region, to one place."""
+        memory = self._memories[1]
+        shape = (len(memory), -1, self._block_bytes)
+        target = np.ones((len(memory), len(blocks), self._block_bytes), dtype=np.uint8)
+        begin = time.perf_counter()
+        for region, out in zip(memory.reshape(shape), target, strict=True):
+            np.take(region, blocks, axis=0, out=out)
+        return 1e3 * (time.perf_counter() - begin)
 
     def _post(self, describe: Callable[[], Any]) -> Posted:
         begin = time.perf_counter()

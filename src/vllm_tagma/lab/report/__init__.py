@@ -1,5 +1,5 @@
-"""``tagma report``: result files of ``tagma bench host`` as one HTML page and one Markdown file.
+"""``tagma report``: result files of ``tagma bench`` as one HTML page and one Markdown file.
 
-``content.py`` turns results into a document, ``charts.py`` draws, ``html_page.py`` and
-``markdown.py`` render. Figures come from the JSON alone.
+``content.py``, ``serve_content.py`` and ``transfer_content.py`` turn results into a document,
+``charts.py`` draws, ``html_page.py`` and ``markdown.py`` render. Figures come from the JSON alone.
 """
