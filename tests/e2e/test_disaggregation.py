@@ -63,8 +63,7 @@ def servers(
     require_nixl()
     both: dict[str, Any] = {"folder": tmp_path_factory.mktemp("pd"), "env": engine_environment}
     each: dict[str, Any] = {**both, "model": pd_model, "blocks": BLOCKS}
-    # One process less for each, which takes a while to start.
-    paged = {"backend": "paged", "connector": "NixlConnector", "extra": IN_PROCESS, **each}
+    paged = {"backend": "paged", "connector": "NixlConnector", **each}
     started = []
     try:
         ours = vllm_server("ours", backend="tagma", connector="TagmaNixlConnector", **each)
@@ -87,7 +86,6 @@ def servers(
             server.stop()
 
 
-IN_PROCESS = ("--distributed-executor-backend", "uni")
 REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
