@@ -125,6 +125,11 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
         SimpleNamespace(kv_connector="MooncakeConnector"),
         "--kv-transfer-config is MooncakeConnector",
     ),
+    "kv-push": (
+        "kv_transfer_config",
+        SimpleNamespace(kv_connector="NixlPushConnector"),
+        "--kv-transfer-config is NixlPushConnector",
+    ),
     "kv-connector-gpu": (
         "kv_transfer_config",
         SimpleNamespace(kv_connector="NixlConnector"),

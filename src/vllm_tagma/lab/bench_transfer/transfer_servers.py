@@ -153,7 +153,6 @@ def _command(
         *("--kv-cache-backend", backend, "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--seed", "0", "--enforce-eager", "--block-size", str(block_size)),
         *("--max-model-len", str(MAX_TOKENS), "--kv-cache-memory-bytes", str(num_bytes)),
-        *("--distributed-executor-backend", "uni"),
         *("--kv-transfer-config", json.dumps(transfer)),
     ]
 
