@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 # How many idle blocks, from the oldest, may be evicted before their turn where that makes a range
 # longer. With moves there is another way: one in a hundred blocks is enough, and more, up to a
-# quarter, save moves as long as nobody hits the oldest. Without moves ranges depend on it. Measured:
-# docs/compaction.md.
+# quarter, saves moves as long as nobody hits the oldest. Without moves ranges depend on it.
+# Measured: docs/compaction.md.
 SLACK_WITH_MOVES: Final = 0.01
 MOST_SLACK_WITH_MOVES: Final = 0.25
 SLACK_WITHOUT_MOVES: Final = 0.10
