@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from vllm_tagma.config import TagmaConfig
 
 # How many idle blocks, from the oldest, may be evicted before their turn where that makes a range
-# longer. With moves there is another way, and one in a hundred blocks is enough; without, ranges
-# depend on it. Measured: docs/compaction.md.
+# longer. With moves there is another way: one in a hundred blocks is enough, and more, up to a
+# quarter, saves moves as long as nobody hits the oldest. Without moves ranges depend on it.
+# Measured: docs/compaction.md.
 SLACK_WITH_MOVES: Final = 0.01
+MOST_SLACK_WITH_MOVES: Final = 0.25
 SLACK_WITHOUT_MOVES: Final = 0.10
 
 
@@ -34,6 +36,7 @@ def new_pool(
     kinds = tuple(groups)
     moves = config.compaction != "off" and config.copy_budget > 0
     share = SLACK_WITH_MOVES if moves else SLACK_WITHOUT_MOVES
+    most_share = MOST_SLACK_WITH_MOVES if moves else share
     single = config.alignment == 1
     return Pool(
         num_blocks,
@@ -42,5 +45,6 @@ def new_pool(
         compaction=config.compaction if single else "off",
         copy_budget=config.copy_budget * len(kinds),
         slack=int(share * num_blocks) if single else 0,
+        most_slack=int(most_share * num_blocks) if single else 0,
         groups=kinds,
     )
