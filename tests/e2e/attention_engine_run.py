@@ -4,8 +4,8 @@
 
 Needs Model Runner V2 under Triton's interpreter. The CPU platform takes its own attention whatever
 is asked for; here it takes what is asked for, on both backends. Where vLLM writes to the cache it
-sizes a tile by the card's generation, which is then Hopper's. On tagma rows are relocated before each
-step, so that they have several ranges.
+sizes a tile by the card's generation, which is then Hopper's. On tagma rows are relocated before
+each step, so that they have several ranges.
 """
 
 from __future__ import annotations
