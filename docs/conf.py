@@ -28,7 +28,14 @@ CHAPTERS = {
         "vllm-releases",
     ],
     "How it works": ["design", "invariants", "compaction", "v2-write-path", "read-path", "api"],
-    "What is shown": ["evidence", "benchmarks", "bench-host", "bench-serve", "upstream", "kernel-code"],
+    "What is shown": [
+        "evidence",
+        "benchmarks",
+        "bench-host",
+        "bench-serve",
+        "upstream",
+        "kernel-code",
+    ],
     "More": [],
 }
 PROJECT_PAGES = ["reports/host/report", "CHANGELOG", "CONTRIBUTING"]
