@@ -27,7 +27,15 @@ CHAPTERS = {
         "parallel",
         "vllm-releases",
     ],
-    "How it works": ["design", "invariants", "compaction", "v2-write-path", "read-path", "api"],
+    "How it works": [
+        "design",
+        "invariants",
+        "compaction",
+        "v2-write-path",
+        "read-path",
+        "self-test",
+        "api",
+    ],
     "What is shown": [
         "evidence",
         "benchmarks",

@@ -27,8 +27,11 @@ def new_pool(
 ) -> Pool:
     """A pool of ``num_blocks`` blocks, the null block included. O(num_blocks).
 
+    With several groups a block holds the KV of one group's layers alone, and the same tokens take
+    as many more blocks: the copy budget, which stands for bytes, is one for each group.
     Where ranges are aligned neither moves nor slack apply: the cache is off, nothing is idle.
     """
+    kinds = tuple(groups)
     moves = config.compaction != "off" and config.copy_budget > 0
     share = SLACK_WITH_MOVES if moves else SLACK_WITHOUT_MOVES
     single = config.alignment == 1
@@ -37,7 +40,7 @@ def new_pool(
         alignment=config.alignment,
         record_evictions=record_evictions,
         compaction=config.compaction if single else "off",
-        copy_budget=config.copy_budget,
+        copy_budget=config.copy_budget * len(kinds),
         slack=int(share * num_blocks) if single else 0,
-        groups=groups,
+        groups=kinds,
     )
