@@ -1,8 +1,8 @@
 """Tokens of a model whose attention reads range tables equal those of vLLM's Triton attention.
 
 Through Model Runner V2 under Triton's interpreter, in one process (``attention_engine_run.py``):
-prompts in chunks, shared prefixes, preemption, aborts, and a second pass in which rows are
-relocated before each step, so that they have many ranges.
+a prompt in chunks, shared prefixes, preemption, aborts, and rows that are relocated before each
+step. One layer and few tokens, since each kernel is interpreted.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from pathlib import Path
 
 import pytest
 import tiny_models
-from config_case import HERE, Case, Reports, require_equal, settings_of
+from config_case import HERE, Case, Reports, settings_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
 _ENGINE = {"block_size": 16, "max_num_batched_tokens": 48, "max_num_seqs": 4}
-_WORKLOAD = {"prefix": 36, "long": 70, "output": 10, "pressure": 5}
+_WORKLOAD = {"prefix": 39, "long": 60, "output": 4, "pressure": 3, "stutter": False}
 
 
 def cases(folder: Path) -> dict[str, Case]:
-    """Small, since each kernel is interpreted; the pool holds fewer requests than run."""
+    """The pool holds fewer requests than run, once each needs its fifth block."""
     model = folder / "full"
     model.mkdir()
     return {
         "full": Case(
-            model=tiny_models.full_llama(model),
-            engine={**_ENGINE, "num_gpu_blocks_override": 14, "max_model_len": 128},
+            model=tiny_models.draft_llama(model),
+            engine={**_ENGINE, "num_gpu_blocks_override": 11, "max_model_len": 128},
             workload=_WORKLOAD,
             tagma={"v2_interpreter": True},
         )
@@ -71,8 +71,17 @@ def reports(
 def test_tokens_equal_those_of_vllms_triton_attention(
     reports: dict[str, Reports], case: str
 ) -> None:
-    require_equal(reports[case])
     paged, tagma = (reports[case][name] for name in ("paged", "tagma"))
+    assert tagma["requests"].keys() == paged["requests"].keys()
+    for name, stock in paged["requests"].items():
+        for key in ("tokens", "finish"):
+            assert tagma["requests"][name][key] == stock[key], name
+    assert len({str(request["tokens"]) for request in paged["requests"].values()}) >= 5
+    for seen in (paged, tagma):
+        assert seen["preemptions"] > 0
+        assert seen["chunked_steps"] > 0
+        assert any(request["cached"] for request in seen["requests"].values())
+        assert seen["usage_after_drain"] == 0.0
     assert (paged["attention"], tagma["attention"]) == (["TRITON_ATTN"], ["CUSTOM"])
     assert paged["table"] > 0
     assert tagma["table"] == 0, "no block table is expanded for attention that reads ranges"

@@ -78,7 +78,11 @@ def _layer(device: str) -> AttentionLayer:
 @pytest.mark.parametrize(
     ("right", "wrong", "says"),
     [
-        ("slot = shift * BLOCK_SIZE + key_pos", "slot = shift * BLOCK_SIZE + i", "request 0 of 3"),
+        (
+            "slot = shift * BLOCK_SIZE + key_pos",
+            "slot = shift * BLOCK_SIZE + lane",
+            "request 0 of 3",
+        ),
         ("(start - cum).to(tl.int64)", "start.to(tl.int64)", "request 1 of 6 blocks"),
         ("served = (index >= 0) & (index < rows)", "served = index < rows", "without a row"),
     ],
