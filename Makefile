@@ -19,6 +19,7 @@ OUT ?= build/bench-smoke
 ACCEPT ?=
 VERSION ?=
 SEED ?= 1
+CASES ?= 200
 MINUTES ?= 60
 BASE ?= HEAD~1
 
@@ -33,7 +34,7 @@ quote = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve pd test test-fast lint format cpp-test fuzz soak soak-transfer load nightly upstream drift wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
+.PHONY: help serve pd test test-fast lint format cpp-test fuzz soak soak-transfer load attention-sweep nightly upstream drift wheel pytest env doctor gpu-check bench-smoke bench-commits clean distclean python
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -88,7 +89,11 @@ load: tools ## An hour of mixed clients on two ranks, then what is left and the 
 	@$(TEST_ENV) $(BIN)/python tests/e2e/load_run.py --minutes $(MINUTES) --seed $(SEED) --stock \
 	  --out build/load/load.json
 
-nightly: fuzz soak soak-transfer upstream load ## What takes too long for every change: hours; SEED=1 MINUTES=60
+attention-sweep: tools ## Attention over ranges in CASES drawn shapes, interpreted: CASES=200
+	@TAGMA_ATTENTION_SWEEP=$(CASES) $(TEST_ENV) $(BIN)/python -m pytest -q -o timeout=7200 tests/kernels/test_kernels.py \
+	  -k "attention and interpreter"
+
+nightly: fuzz soak soak-transfer upstream load attention-sweep ## What takes too long for every change: hours; SEED=1 MINUTES=60
 
 upstream: tools ## vLLM's own scheduler and cache tests on this package: 20 minutes; ACCEPT=1 writes docs/upstream.md
 	@$(SETUP) upstream

@@ -27,8 +27,23 @@ CHAPTERS = {
         "parallel",
         "vllm-releases",
     ],
-    "How it works": ["design", "invariants", "compaction", "v2-write-path", "self-test", "api"],
-    "What is shown": ["evidence", "benchmarks", "bench-host", "bench-serve", "upstream"],
+    "How it works": [
+        "design",
+        "invariants",
+        "compaction",
+        "v2-write-path",
+        "read-path",
+        "self-test",
+        "api",
+    ],
+    "What is shown": [
+        "evidence",
+        "benchmarks",
+        "bench-host",
+        "bench-serve",
+        "upstream",
+        "kernel-code",
+    ],
     "More": [],
 }
 PROJECT_PAGES = ["reports/host/report", "CHANGELOG", "CONTRIBUTING"]

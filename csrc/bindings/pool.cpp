@@ -57,16 +57,16 @@ std::vector<tagma::GroupSpec> groups_of(PyObject* list) {
 PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return guarded([&]() -> PyObject* {
     static const char* names[] = {"num_blocks", "alignment",   "max_ranges", "record_evictions",
-                                  "compaction", "copy_budget", "slack",      "groups",
-                                  nullptr};
+                                  "compaction", "copy_budget", "slack",      "most_slack",
+                                  "groups",     nullptr};
     tagma::PoolOptions options;
     int record = 0;
     const char* compaction = "off";
     PyObject* groups = nullptr;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|$iipsiiO:Pool", const_cast<char**>(names),
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|$iipsiiiO:Pool", const_cast<char**>(names),
                                      &options.num_blocks, &options.alignment, &options.max_ranges,
                                      &record, &compaction, &options.copy_budget,
-                                     &options.policy.slack, &groups)) {
+                                     &options.policy.slack, &options.policy.most_slack, &groups)) {
       throw PythonError{};
     }
     options.record_evictions = record != 0;
@@ -219,7 +219,7 @@ PyObject* stats(PyObject* self, PyObject*) {
     const tagma::KvAllocator& allocator = pool.allocator();
     const tagma::RowRanges rows = pool.row_ranges();
     return Py_BuildValue(
-        "{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:L,s:i,s:i,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:n}",
+        "{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:L,s:i,s:i,s:i,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:n}",
         "capacity_blocks", allocator.capacity(),                             //
         "free_blocks", allocator.num_free(),                                 //
         "live_blocks", allocator.num_live(),                                 //
@@ -235,6 +235,7 @@ PyObject* stats(PyObject* self, PyObject*) {
         "pins", pool.pins().size(),                                          //
         "pinned_blocks", pool.pins().num_blocks(),                           //
         "headroom_blocks", pool.headroom_blocks(),                           //
+        "slack_blocks", allocator.slack(),                                   //
         "evictions", static_cast<long long>(pool.num_evictions()),           //
         "moved_blocks", static_cast<long long>(pool.num_moved()),            //
         "moved_live_blocks", static_cast<long long>(pool.num_moved_live()),  //
@@ -334,9 +335,10 @@ PyType_Slot g_slots[] = {
     {Py_tp_methods, g_methods},
     {Py_tp_getset, g_getset},
     {Py_tp_doc,
-     const_cast<char*>("Pool(num_blocks, *, alignment=1, max_ranges=256, "
-                       "record_evictions=False, compaction='off', copy_budget=0, slack=0, "
-                       "groups=[('prefix', 1, 1)])")},
+     const_cast<char*>(
+         "Pool(num_blocks, *, alignment=1, max_ranges=256, "
+         "record_evictions=False, compaction='off', copy_budget=0, slack=0, most_slack=0, "
+         "groups=[('prefix', 1, 1)])")},
     {0, nullptr}};
 
 PyType_Spec g_spec = {"vllm_tagma._native.Pool", sizeof(PoolObject), 0,

@@ -79,14 +79,6 @@ class Compactor {
                  RangeList& placed) {
     KvAllocator& allocator = store_.allocator();
     BlockId tail = placed.empty() ? row.blocks.tail() : placed.tail();
-    if (allocator.free_spaces().room_around(tail + 1).count == 0 || tail == kNullBlock) {
-      const BlockRange hole = allocator.free_spaces().choose_open(left, headroom);
-      if (hole.count > 0 && (mode_ != Compaction::kLive || tail == kNullBlock)) {
-        store_.occupy(hole, hole.count);
-        placed.append(hole);
-        return;
-      }
-    }
     Placement at = allocator.free_spaces().choose_room(left, certain, headroom, tail);
     bool in_place = tail != kNullBlock && at.range.start == tail + 1;
     if (!in_place && mode_ == Compaction::kLive) {
@@ -100,13 +92,7 @@ class Compactor {
         in_place = tail != kNullBlock && at.range.start == tail + 1;
       }
     }
-    BlockRange window = at.range;
-    if (in_place && allocator.free_spaces().num_warm(window) > 0) {
-      const int32_t ahead = std::min({headroom, policy_.clear_ahead, room_behind(at) - window.count,
-                                      allocator.holes().num_blocks() - window.count});
-      if (ahead > 0) window.count += ahead;
-    }
-    store_.occupy(window, at.range.count);
+    store_.occupy(at.range, at.range.count);
     placed.append(at.range);
   }
 

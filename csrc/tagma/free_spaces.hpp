@@ -28,7 +28,7 @@ class FreeSpaces {
              bool idle_can_move)
       : bounds_(bounds),
         idle_can_move_(idle_can_move),
-        has_rooms_(idle_can_move || policy.slack > 0),
+        has_rooms_(idle_can_move || policy.has_slack()),
         spare_holes_(std::min(num_blocks / policy.spare_holes_share, policy.slack)),
         placement_(policy.candidates),
         holes_(num_blocks, has_rooms_ ? Kind::kByAnyBlock : Kind::kByRange),
@@ -49,25 +49,18 @@ class FreeSpaces {
   }
 
   // Where (a part of) these blocks may go, in one of the rooms; of count 0 if there is no room.
+  // Behind the tail; else where nothing must move, if there is such a place.
   Placement choose_room(int32_t count, int32_t certain, int32_t headroom, BlockId tail) const {
     if (rooms().num_blocks() == 0) return {kNullBlock, {kNullBlock, 0}};
     const PlacementRequest request{count, certain, headroom, tail};
     if (!has_rooms_) return choose_hole(request);
     const int32_t evictable = std::max(count + certain - holes_.num_blocks(), 0);
+    if (tail == kNullBlock || rooms().hole_at(tail + 1).count == 0) {
+      const Placement open = place_openly({count, 0, std::max(certain, headroom), tail}, evictable);
+      if (open.range.count > 0) return open;
+    }
     return placement_.place({rooms(), wish_, bounds_.alignment, &warm_, &used(), evictable},
                             request);
-  }
-
-  // A place for all of these blocks and the headroom that takes no move and no eviction but of cold
-  // blocks that must go anyway; count 0 if there is none.
-  BlockRange choose_open(int32_t count, int32_t headroom) const {
-    const PlacementRequest request{count, 0, headroom, kNullBlock};
-    const BlockRange hole = placement_.place_politely(in_holes(), request).range;
-    const int32_t evictable = count - holes_.num_blocks();
-    if (hole.count > 0 || evictable <= 0) return hole;
-    const Choices open{open_.ranges(), wish_, bounds_.alignment, &warm_, &used(), evictable};
-    const BlockRange found = placement_.place_politely(open, request).range;
-    return found.count > 0 && used().count(found) <= evictable ? found : BlockRange{kNullBlock, 0};
   }
 
   // Where (some of) `count` idle blocks may go that make room for others: a hole that fits, or
@@ -108,7 +101,10 @@ class FreeSpaces {
 
   // An idle block becomes live; to be followed by take_room().
   void take_idle(BlockId block) {
-    if (lru_.is_cold(block)) open_.take({block, 1});
+    if (lru_.is_cold(block)) {
+      open_.take({block, 1});
+      ++num_cold_taken_;
+    }
     leave_lru(block);
   }
 
@@ -127,6 +123,16 @@ class FreeSpaces {
       if (idle_can_move_) warm_.erase(b);
       if (!reserved_.contains(b)) open_.add({b, 1});
     }
+  }
+
+  // Not while a window is closed. O(difference to the slack so far).
+  void set_slack(int32_t blocks) {
+    lru_.set_slack(blocks);
+    for (BlockId b = lru_.warm_up(); b != kNullBlock; b = lru_.warm_up()) {
+      if (idle_can_move_) warm_.insert(b);
+      open_.take({b, 1});
+    }
+    cool_down();
   }
 
   // --- reservations (see kv_allocator.hpp) ------------------------------------------------------
@@ -206,6 +212,7 @@ class FreeSpaces {
   int32_t num_warm(BlockRange range) const { return warm_.count(range); }
 
   const LruOrder& lru() const { return lru_; }
+  int64_t num_cold_taken() const { return num_cold_taken_; }  // cold blocks that became live
   bool has_rooms() const { return has_rooms_; }
   bool idle_can_move() const { return idle_can_move_; }
   int32_t num_free() const { return holes_.num_blocks() + lru_.size(); }
@@ -245,6 +252,20 @@ class FreeSpaces {
     return {holes_.ranges(), wish_, bounds_.alignment, nullptr, nullptr, 0};
   }
 
+  // A place for all blocks and the headroom in a hole, or among cold blocks of which at most
+  // `evictable` are in the way; count 0 if there is none, or if it lies in a hidden room.
+  Placement place_openly(const PlacementRequest& request, int32_t evictable) const {
+    Placement found = placement_.place_politely(in_holes(), request);
+    if (found.range.count == 0 && evictable > 0) {
+      found = placement_.place_politely(
+          {open_.ranges(), wish_, bounds_.alignment, &warm_, &used(), evictable}, request);
+      if (used().count(found.range) > evictable) found.range.count = 0;
+    }
+    if (!idle_can_move_ || found.range.count == 0) return found;
+    const BlockRange room = rooms_.around(found.range.start);
+    return {room.start, {found.range.start, room.count > 0 ? found.range.count : 0}};
+  }
+
   void leave_lru(BlockId block) {
     lru_.remove(block);
     if (idle_can_move_) warm_.erase(block);
@@ -261,7 +282,8 @@ class FreeSpaces {
   BlockBitmap warm_;  // idle and not cold, if idle blocks can move
   LruOrder lru_;
   std::vector<int32_t> wish_;  // [block] growth hoped for behind a live tail, else 0
-  BlockRange reserved_;        // between close() and reopen() or open_rest()
+  int64_t num_cold_taken_ = 0;
+  BlockRange reserved_;  // between close() and reopen() or open_rest()
 };
 
 }  // namespace tagma

@@ -141,6 +141,8 @@ class KvAllocator {
     free_.set_wish(tail, tail == kNullBlock ? 0 : headroom);
   }
   int32_t headroom_behind(BlockId block) const { return free_.wish_behind(block); }
+  // How many idle blocks, from the oldest, are cold. O(difference to the slack so far).
+  void set_slack(int32_t blocks) { free_.set_slack(blocks); }
   // Drops every wish for room to grow. O(num_blocks).
   void forget_headroom() { free_.forget_wishes(); }
 
@@ -288,6 +290,7 @@ class KvAllocator {
   int32_t num_live() const { return num_live_; }
   int32_t num_cached() const { return num_cached_; }
   int32_t slack() const { return free_.lru().slack(); }
+  int64_t num_cold_hits() const { return free_.num_cold_taken(); }
   bool has_rooms() const { return free_.has_rooms(); }
   bool idle_can_move() const { return free_.idle_can_move(); }
 
@@ -324,7 +327,7 @@ class KvAllocator {
  private:
   static BlockBounds checked_bounds(const AllocatorOptions& options) {
     options.policy.check();
-    if (options.alignment > 1 && (options.idle_can_move || options.policy.slack > 0)) {
+    if (options.alignment > 1 && (options.idle_can_move || options.policy.has_slack())) {
       throw UsageError(message("alignment=", options.alignment,
                                " with compaction or slack: both move or "
                                "evict blocks one by one; use alignment 1 or turn them off"));

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "tagma/adaptive_slack.hpp"
 #include "tagma/admission.hpp"
 #include "tagma/block_range.hpp"
 #include "tagma/block_store.hpp"
@@ -36,6 +37,7 @@ class KvPool {
   explicit KvPool(const PoolOptions& options)
       : groups_(checked_groups(options.groups)),
         step_(options.moves_in_step()),
+        slack_(options.policy.slack, options.policy.most_slack, options.num_blocks),
         store_(allocator_options(options), num_groups(), options.seed, options.record_evictions,
                step_),
         rows_(num_groups(),
@@ -50,7 +52,12 @@ class KvPool {
   // --- steps ------------------------------------------------------------------------------------
 
   // A scheduler step begins: until end_scheduling(), a row that is freed was preempted.
-  void begin_step() { step_.begin(); }
+  void begin_step() {
+    step_.begin();
+    if (!slack_.adapts()) return;
+    KvAllocator& allocator = store_.allocator();
+    allocator.set_slack(slack_.next(num_admitted_, allocator.num_cold_hits(), num_evictions()));
+  }
   void end_scheduling() { step_.end_scheduling(); }
 
   // Fixes the length of this pool's block hashes; see PrefixIndex.
@@ -195,6 +202,7 @@ class KvPool {
       const int32_t nulls = nulls_behind(hits[g], needs[g]);
       if (nulls > 0) rows_.append(row, RangeList({kNullBlock, nulls}));
       row.num_prompt = std::max(needs[g].prompt, needs[g].blocks);
+      num_admitted_ += row.num_prompt;
       row.num_expected = expected_blocks(g, row.num_prompt, needs[g]);
       row.grown_step = step_.number();
     }
@@ -460,6 +468,8 @@ class KvPool {
 
   std::vector<GroupSpec> groups_;
   StepState step_;
+  AdaptiveSlack slack_;
+  int64_t num_admitted_ = 0;  // blocks of admitted prompts
   BlockStore store_;
   RowTable rows_;
   PinTable pins_;

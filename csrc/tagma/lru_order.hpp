@@ -55,6 +55,20 @@ class LruOrder {
     if (first_warm_ == from) first_warm_ = to;
   }
 
+  // Takes effect by cool() and warm_up(), which the caller repeats until there is nothing to do.
+  void set_slack(int32_t slack) { slack_ = slack; }
+
+  // The newest cold block becomes warm and is returned; the null block if no more are cold than the
+  // slack allows. O(1).
+  BlockId warm_up() {
+    if (num_cold_ <= slack_) return kNullBlock;
+    const BlockId block = prev_[first_warm_];  // of the null block, the anchor: the newest of all
+    cold_[block] = 0;
+    --num_cold_;
+    first_warm_ = block;
+    return block;
+  }
+
   // The oldest warm block becomes cold and is returned; the null block if enough are. O(1).
   BlockId cool() {
     if (num_cold_ >= slack_ || first_warm_ == kNullBlock) return kNullBlock;

@@ -39,6 +39,16 @@ class Pair {
     cool();
   }
 
+  // Each block that is said to warm up is the newest cold one.
+  void set_slack(int32_t slack) {
+    slack_ = slack;
+    order.set_slack(slack);
+    for (BlockId b = order.warm_up(); b != kNullBlock; b = order.warm_up()) {
+      CHECK(blocks[static_cast<size_t>(order.num_cold())] == b);
+    }
+    cool();
+  }
+
   bool holds(BlockId block) const {
     return std::find(blocks.begin(), blocks.end(), block) != blocks.end();
   }
@@ -99,6 +109,31 @@ void every_short_sequence() {
   }
 }
 
+// The slack goes up and down between the other operations.
+void every_short_sequence_with_changes() {
+  Choices choices;
+  int64_t sequences = 0;
+  do {
+    Pair pair(5, 1);
+    for (int step = 0; step < 6; ++step) {
+      BlockId fresh = kNullBlock;
+      for (BlockId b = 4; b >= 1; --b) fresh = pair.holds(b) ? fresh : b;
+      const int held = static_cast<int>(pair.blocks.size());
+      const int choice = choices.choose(held + 4 + (fresh == kNullBlock ? 0 : 1));
+      if (choice < held) {
+        pair.remove(pair.blocks[static_cast<size_t>(choice)]);
+      } else if (choice < held + 4) {
+        pair.set_slack(choice - held);
+      } else {
+        pair.push(fresh);
+      }
+      if (choices.fresh()) pair.compare();
+    }
+    ++sequences;
+  } while (choices.next());
+  std::printf("  changing slack: %lld sequences\n", static_cast<long long>(sequences));
+}
+
 void random_runs_agree() {
   for (const int32_t slack : {0, 1, 7, 40, 1000}) {
     Pair pair(100, slack);
@@ -108,6 +143,7 @@ void random_runs_agree() {
       const BlockId block = any();
       const BlockId other = any();
       const bool filling = step / 500 % 2 == 0;
+      if (step % 7 == 0) pair.set_slack(static_cast<int32_t>(random() % 30));
       if (!pair.holds(block)) {
         if (filling || random() % 4 == 0) pair.push(block);
       } else if (!pair.holds(other) && random() % 2 == 0) {
@@ -142,6 +178,7 @@ void the_checker_sees_what_is_wrong() {
 int main() {
   return run_tests({
       {"every short sequence", every_short_sequence},
+      {"every short sequence with changes", every_short_sequence_with_changes},
       {"random runs agree", random_runs_agree},
       {"the checker sees what is wrong", the_checker_sees_what_is_wrong},
   });

@@ -98,9 +98,10 @@ class Episode {
     options.compaction = static_cast<tagma::Compaction>(below(3));
     const int32_t slacks[] = {0, 0, 1, 2, 5, 20, options.num_blocks};
     options.policy.slack = slacks[below(7)];
+    if (extra_below(3) == 0) options.policy.most_slack = extra_below(options.num_blocks);
     const int32_t budgets[] = {0, 1, 2, 5, 20, 20, kUnlimited, kUnlimited};
     options.copy_budget = budgets[below(8)];
-    if (options.policy.slack > 0 || options.compaction != tagma::Compaction::kOff)
+    if (options.policy.has_slack() || options.compaction != tagma::Compaction::kOff)
       options.alignment = 1;
     return options;
   }

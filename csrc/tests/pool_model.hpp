@@ -283,7 +283,7 @@ class PoolPair : public PoolPrediction {
   // O(num_blocks).
   void compare() {
     pool.check_invariants();
-    blocks.compare(pool.allocator(), options_.policy.slack);
+    blocks.compare(pool.allocator(), pool.allocator().slack());
     cache.compare(pool.index());
     CHECK(pool.index().size() == blocks.num_cached());
     CHECK(pool.num_rows() == static_cast<int32_t>(rows.size()));

@@ -40,7 +40,7 @@ class PoolPrediction {
 
   // Everything is predicted: nothing moves, and eviction has no choice.
   bool is_strict() const {
-    return options_.policy.slack == 0 &&
+    return !options_.policy.has_slack() &&
            (options_.compaction == tagma::Compaction::kOff || options_.copy_budget == 0);
   }
 
@@ -261,7 +261,7 @@ class PoolPrediction {
     const int64_t evicted = pool.num_evictions() - evictions_;
     if (!for_cap) {
       CHECK(evicted >= std::max(all - in_holes, 0) || !given);
-      CHECK(evicted <= std::max(all - in_holes, 0) + in_rows + options_.policy.slack ||
+      CHECK(evicted <= std::max(all - in_holes, 0) + in_rows + pool.allocator().slack() ||
             budget() < kPlenty);
     }
     if (!given) {
@@ -299,13 +299,14 @@ class PoolPrediction {
   }
 
   // Blocks are evicted in turn, but for the slack, unless a step has too few moves: one of the
-  // `slack` oldest each time, or the oldest.
+  // `slack` oldest (as of this step) each time, or the oldest.
   void check_turn(tagma::BlockId block) {
     const auto at = std::find(blocks.lru().begin(), blocks.lru().end(), block);
     const int64_t turn = at - blocks.lru().begin();
-    latest_turn = std::max(latest_turn, turn - std::max(options_.policy.slack, 1) + 1);
+    const int64_t in_turn = std::max(pool.allocator().slack(), 1);
+    latest_turn = std::max(latest_turn, turn - in_turn + 1);
     if (options_.compaction == tagma::Compaction::kOff || budget() >= kPlenty) {
-      CHECK(turn < std::max(options_.policy.slack, 1));
+      CHECK(turn < in_turn);
     }
   }
 

@@ -68,6 +68,7 @@ class Pool:
         compaction: str = "off",
         copy_budget: int = 0,
         slack: int = 0,
+        most_slack: int = 0,
         groups: Iterable[tuple[str, int, int]] = ...,
     ) -> None: ...
     def begin_step(self) -> None: ...

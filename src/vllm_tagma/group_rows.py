@@ -110,10 +110,14 @@ class GroupRows:
                 pool.publish(handle, blocks, hashes, group)
             else:
                 spans = window.cached_spans(first, blocks, boundaries, self._retention)
+                at = first
                 for start, end in spans:
-                    pool.pass_over(handle, start, group)
+                    if start > at:
+                        pool.pass_over(handle, start, group)
                     pool.publish(handle, end, hashes, group)
-                pool.pass_over(handle, blocks, group)
+                    at = end
+                if at < blocks:
+                    pool.pass_over(handle, blocks, group)
             if self._observers.watching:
                 nulls = _leading_nulls(pool.row_blocks(handle, group))
                 kept = [(max(start, nulls), end) for start, end in spans if end > nulls]

@@ -361,7 +361,8 @@ class TagmaKVCacheManager(TransferContract):
         if row is None:
             return
         del self._request_of[row.handle]
-        self._unpin(row)
+        if row.pins:
+            self._unpin(row)
         self.pool.free(row.handle)
         self._observers.blocks_left()
 

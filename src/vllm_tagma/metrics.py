@@ -104,6 +104,11 @@ GAUGES: Final[tuple[Gauge, ...]] = (
         "headroom_blocks",
     ),
     _plain(
+        NAME_PREFIX + "slack_blocks",
+        "Oldest cached blocks that may be evicted before their turn. Grows while nobody hits them.",
+        "slack_blocks",
+    ),
+    _plain(
         NAME_PREFIX + "pinned_blocks",
         "Blocks that a KV connector receives into or sends from. They are neither moved nor freed.",
         "pinned_blocks",

@@ -97,7 +97,7 @@ def test_pool_names_the_value_in_its_errors() -> None:
 CALLS = [
     ("lookup", {2, 3}),
     ("admit", {10}),
-    ("grow", {9}),
+    ("grow", {10}),
     ("publish", {3, 4}),
     ("pass_over", {2, 3}),
     ("skip", {2, 3}),

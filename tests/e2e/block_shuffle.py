@@ -85,7 +85,14 @@ class _Driver:
 
 
 class CoreRelocation(_Driver):
-    """Relocates a random part of each running request where the pool can."""
+    """Relocates a random part of each running request where the pool can.
+
+    With too few holes for it a part takes the place of cached blocks, ahead of their turn; then a
+    request that was preempted finds less of its prefix when it comes back. ``spares_cached`` leaves
+    such parts where they are, so that hits and preemptions have to be those of blocks at rest.
+    """
+
+    spares_cached = False
 
     def _moved(self, *args: Any, **kwargs: Any) -> Any:
         manager = self._scheduler.kv_cache_manager
@@ -101,6 +108,9 @@ class CoreRelocation(_Driver):
                         continue
                     first = self._random.randrange(nulls, len(ids))
                     last = self._random.randint(first + 1, len(ids))
+                    holes = sum(count for _, count in manager.pool.holes())
+                    if self.spares_cached and holes < last - first:
+                        continue
                     manager.pool.relocate(handle, first, last, group)
 
         manager.new_step_starts = begin_and_move

@@ -5,8 +5,8 @@
 ``config_case.py`` makes the settings and compares the reports of both backends. The engine core,
 and so scheduler and manager, live in this process; workers live in others where the executor puts
 them there. Engines follow each other, since importing vLLM takes longer than a tiny model. The
-workload runs twice, each time from an empty prefix cache: with blocks at rest, and on tagma with
-rows that are relocated before each step (``block_shuffle.py``).
+workload runs from an empty prefix cache with blocks at rest, and on tagma once more with rows that
+are relocated before each step (``block_shuffle.py``).
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Engine:
         # On stock nothing is shuffled; the steps of small token budgets are the same.
         self.moves = (CoreRelocation if self.tagma else BlockShuffle)(self.scheduler, seed=3)
         self.moves.stutters = self.workload["stutter"]
+        self.moves.spares_cached = self.workload["spares_cached"]
         self.preemptions = 0
         preempt = self.scheduler._preempt_request
 
@@ -176,12 +177,12 @@ class Engine:
         return counts
 
 
-def run_case(backend: str, settings: dict[str, Any]) -> dict[str, Any]:
+def run_case(backend: str, settings: dict[str, Any], make: type[Engine] = Engine) -> dict[str, Any]:
     """The report of one engine, which has ended then."""
-    engine = Engine(backend, settings)
+    engine = make(backend, settings)
     passes = {"rest": engine.run()}
-    if settings["again"]:
-        engine.moves.enabled = engine.tagma
+    if settings["moves"]:
+        engine.moves.enabled = True
         passes["moving"] = engine.run()
     counts = ("steps", "copies", "rows", "unscheduled")
     report: dict[str, Any] = {

@@ -102,7 +102,6 @@ def vllm_server(
     folder: Path,
     env: dict[str, str],
     blocks: int,
-    extra: tuple[str, ...] = (),
 ) -> Server:
     """``vllm serve`` with a pool of ``blocks`` blocks of 32 tokens; what it fails to load, it
     computes."""
@@ -119,7 +118,7 @@ def vllm_server(
     per_layer = 2 * 4 * 32 * shape["num_key_value_heads"] * head
     size = blocks * shape["num_hidden_layers"] * per_layer
     command += ["--kv-cache-memory-bytes", str(size)]
-    command += ["--kv-transfer-config", json.dumps(transfer), *extra]
+    command += ["--kv-transfer-config", json.dumps(transfer)]
     own = {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),

@@ -21,13 +21,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 _EVENTS = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
 _ALONE = {"disable_hybrid_kv_cache_manager": True}
-# vLLM's kernel for CPUs without AMX wants blocks of 16 tokens, whole prompts and no prefix cache.
-_LATENT = {
-    "attention_backend": "CPU_MLA",
-    "block_size": 16,
-    "num_gpu_blocks_override": 32,
-    "max_num_batched_tokens": 512,
-}
+# Without AMX vLLM's kernel takes blocks of 16 tokens, whole prompts and no prefix cache.
+_AMX: bool = torch.cpu._is_amx_tile_supported()
+_NO_AMX = {"block_size": 16, "num_gpu_blocks_override": 32, "max_num_batched_tokens": 512}
 
 
 class Family(NamedTuple):
@@ -42,7 +38,12 @@ class Family(NamedTuple):
 _WINDOW, _FULL = "SlidingWindowSpec", "FullAttentionSpec"
 _CHUNK = "ChunkedLocalAttentionSpec"
 FAMILIES = {
-    "latent": Family(tiny_models.mla_deepseek, [["MLAAttentionSpec", 2]], _LATENT, caching=False),
+    "latent": Family(
+        tiny_models.mla_deepseek,
+        [["MLAAttentionSpec", 2]],
+        {"dtype": "bfloat16"} if _AMX else _NO_AMX,
+        caching=_AMX,
+    ),
     "window": Family(tiny_models.window_mistral, [[_WINDOW, 2]], {"num_gpu_blocks_override": 16}),
     "gemma3": Family(
         tiny_models.mixed_gemma3,
@@ -57,10 +58,6 @@ FAMILIES = {
     ),
     "gpt-oss-alone": Family(tiny_models.mixed_gptoss, [[_FULL, 4]], _ALONE),
 }
-if torch.cpu._is_amx_tile_supported():  # then vLLM keeps a prefix cache and chunks of prompts
-    FAMILIES["latent-amx"] = Family(
-        tiny_models.mla_deepseek, [["MLAAttentionSpec", 2]], {"dtype": "bfloat16"}
-    )
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +78,7 @@ def reports(
         cases[name] = Case(
             model=models[family.write],
             engine={**(_EVENTS if family.caching else {}), **family.engine},
-            workload={"stutter": name != "latent"},
-            stock_again=False,
+            workload={"stutter": family.caching},
         )
     return run_cases(cases, folder, engine_environment)
 

@@ -30,23 +30,17 @@ def full_llama(folder: Path) -> Path:
     return _save(folder, _llama(layers=2))
 
 
-def draft_llama(folder: Path) -> Path:
-    """A Llama of one layer over the same vocabulary, which seldom agrees with ``spec_target``."""
-    return _save(folder, _llama(layers=1))
-
-
 def spec_target(folder: Path) -> Path:
     """``full_llama`` whose second layer adds little and whose embeddings have a root mean square
     of 1, so that a norm leaves them as they are."""
+    return _save(folder, _llama(layers=2), edit=_first_layer_decides)
 
-    def quiet(model: Any) -> None:
-        table = model.model.embed_tokens.weight
-        table.mul_(table.pow(2).mean(1, keepdim=True).rsqrt())
-        last = model.model.layers[-1]
-        last.self_attn.o_proj.weight.mul_(0.2)
-        last.mlp.down_proj.weight.mul_(0.2)
 
-    return _save(folder, _llama(layers=2), edit=quiet)
+def draft_llama(folder: Path, target: Path) -> Path:
+    """The target without its second layer, which often agrees with it."""
+    weights = load_file(target / _WEIGHTS)
+    kept = {name: w for name, w in weights.items() if not name.startswith("model.layers.1.")}
+    return _write(folder, {**_config(target), "num_hidden_layers": 1}, kept)
 
 
 def eagle_head(folder: Path, target: Path) -> Path:
@@ -63,23 +57,34 @@ def eagle_head(folder: Path, target: Path) -> Path:
 
 
 def eagle3_head(folder: Path, target: Path) -> Path:
-    """An EAGLE-3 head with random weights: three hidden states in, mostly wrong drafts out."""
+    """An EAGLE-3 head that knows little but the last token, so that some drafts are right.
+
+    Queries equal keys, so that each position looks at itself alone; its value is the half of
+    its token's embedding (two KV heads of 32) that the output layer weighs most. The hidden states
+    of three layers add a little, the MLP nothing.
+    """
     one = torch.ones(HIDDEN)
+    lm_head = load_file(target / _WEIGHTS)["lm_head.weight"]
+    half = torch.linalg.svd(lm_head).Vh[: HIDDEN // 2].T
+    nothing = torch.zeros(HIDDEN // 2, HIDDEN)
+    look = torch.cat([2.0 * _random(HIDDEN // 2, HIDDEN), nothing], 1)
+    heads = [0, 0, 1, 1]  # the KV head of each head
+    out = torch.cat([half.view(HIDDEN, 2, 32)[:, head] / 2 for head in heads], 1)
     attention, mlp = "midlayer.self_attn.", "midlayer.mlp."
     weights = {
-        "fc.weight": _random(HIDDEN, 3 * HIDDEN),
+        "fc.weight": 0.1 * _random(HIDDEN, 3 * HIDDEN),
         "norm.weight": one,
         "midlayer.hidden_norm.weight": one,
         "midlayer.input_layernorm.weight": one,
         "midlayer.post_attention_layernorm.weight": one,
-        f"{attention}q_proj.weight": _random(128, 2 * HIDDEN),
-        f"{attention}k_proj.weight": _random(64, 2 * HIDDEN),
-        f"{attention}v_proj.weight": _random(64, 2 * HIDDEN, seed=8),
-        f"{attention}o_proj.weight": _random(HIDDEN, 128),
+        f"{attention}q_proj.weight": torch.cat([look.view(2, 32, -1)[head] for head in heads]),
+        f"{attention}k_proj.weight": look,
+        f"{attention}v_proj.weight": torch.cat([half.T, nothing], 1),
+        f"{attention}o_proj.weight": out,
         f"{mlp}gate_proj.weight": _random(256, HIDDEN),
         f"{mlp}up_proj.weight": _random(256, HIDDEN, seed=8),
-        f"{mlp}down_proj.weight": _random(HIDDEN, 256),
-        "lm_head.weight": load_file(target / _WEIGHTS)["lm_head.weight"],
+        f"{mlp}down_proj.weight": torch.zeros(HIDDEN, 256),
+        "lm_head.weight": lm_head,
     }
     layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
     changes = {
@@ -113,8 +118,8 @@ def medusa_head(folder: Path, target: Path) -> Path:
 
 
 def mtp_glm(folder: Path) -> Path:
-    """A mixture-of-experts model (GLM 4) of two layers with a third one for multi-token
-    prediction."""
+    """A mixture-of-experts model (GLM 4) of two layers with a third one for multi-token prediction,
+    which knows little but the last token."""
     from transformers import Glm4MoeConfig
 
     config = Glm4MoeConfig(
@@ -128,12 +133,13 @@ def mtp_glm(folder: Path) -> Path:
         n_group=1,
         topk_group=1,
     )
-    _save(folder, config)
+    _save(folder, config, edit=_first_layer_decides)
     weights, one, layer = load_file(folder / _WEIGHTS), torch.ones(HIDDEN), "model.layers.2."
+    eye = torch.eye(HIDDEN)
     weights |= {
         f"{layer}enorm.weight": one,
         f"{layer}hnorm.weight": one,
-        f"{layer}eh_proj.weight": _random(HIDDEN, 2 * HIDDEN),
+        f"{layer}eh_proj.weight": torch.cat([eye, 0.01 * eye], 1),
         f"{layer}shared_head.norm.weight": one,
         f"{layer}shared_head.head.weight": weights["lm_head.weight"],
     }
@@ -307,6 +313,16 @@ def _llama(*, layers: int) -> Any:
     from transformers import LlamaConfig
 
     return LlamaConfig(**_COMMON, num_hidden_layers=layers)
+
+
+def _first_layer_decides(model: Any) -> None:
+    """Later layers add little, and a norm leaves embeddings as they are."""
+    table = model.model.embed_tokens.weight
+    table.mul_(table.pow(2).mean(1, keepdim=True).rsqrt())
+    for layer in model.model.layers[1:]:
+        for name, weight in layer.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                weight.mul_(0.2)
 
 
 def _save(folder: Path, config: Any, *, edit: Callable[[Any], None] | None = None) -> Path:

@@ -6,10 +6,14 @@ The times themselves need a GPU.
 from __future__ import annotations
 
 import ast
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+from vllm_tagma.lab.kernel_check import attention_bench
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "src" / "vllm_tagma"
@@ -80,6 +84,41 @@ for make in (gpu_check.slots_of, gpu_check.tables_of):
 """
     result = run(["-c", code], TRITON_INTERPRET="1")
     assert result.stdout.split() == ["True", "True"], result.stderr[-3000:]
+
+
+def test_a_dry_run_takes_the_steps_of_attention(tmp_path: Path) -> None:
+    """Each way on each pool is compared and timed, and the rule is stated; figures mean nothing."""
+    out = tmp_path / "gpu-check.json"
+    arguments = ["-m", "vllm_tagma.lab.kernel_check.gpu_check", "--dry-run", "--out", str(out)]
+    result = run(arguments, TRITON_INTERPRET="1")
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-3000:]
+    report = json.loads(out.read_text())["attention"]
+    ways = {row["name"]: sorted(row.keys() - {"name"}) for row in report["timings"]}
+    both = ["expansion", "paged", "ranges"]
+    assert ways == {
+        f"{what}, {pool}": sorted(found)
+        for what in ("decode", "prefill")
+        for pool, found in (
+            ("contiguous", [*both, "no table"]), ("cut", both), ("scattered", ["paged"])
+        )
+    }  # fmt: skip
+    assert len(report["checks"]) == 12
+    assert "Rule: read ranges if" in result.stdout
+    assert re.search(r"Range reads on this card: (yes|no)\.", result.stdout)
+
+
+def test_the_rule_for_range_reads() -> None:
+    way = {"paged": 100.0, "no table": 95.0, "ranges": 95.0, "expansion": 0.0}
+    cut = {"paged": 100.0, "ranges": 100.5, "expansion": 0.0}
+    times = {("a", "contiguous"): way, ("a", "cut"): cut}
+    lines = attention_bench.decision(times)
+    assert lines[0] == "a, contiguous: range reads spare 5.0%; table loads are 5.0% of paged"
+    assert lines[-1] == "Range reads on this card: yes."
+    times["b", "contiguous"] = {**way, "ranges": 99.0}
+    assert attention_bench.decision(times)[-1] == "Range reads on this card: no."
+    del times["b", "contiguous"]
+    times["a", "cut"] = {**cut, "ranges": 102.0}
+    assert attention_bench.decision(times)[-1] == "Range reads on this card: no."
 
 
 def test_both_ways_of_moving_blocks_leave_the_same() -> None:

@@ -78,6 +78,11 @@ def test_the_self_test_names_what_is_broken(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_attention_over_ranges_equals_vllms(device: str) -> None:
+    run_cases("range_attention", "range_backend", device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_block_tables_equal_vllms(device: str) -> None:
     skips = "skipped" in run_cases("block_tables", device=device)
     assert skips == (versions.require_supported_vllm() == "0.32"), "0.33 masks sliding windows"

@@ -180,7 +180,7 @@ def mode_options(name: str) -> dict[str, Any]:
 def slack_is(share: float | None) -> Iterator[None]:
     """Managers that are built inside have that slack."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("SLACK_WITH_MOVES", "SLACK_WITHOUT_MOVES"):
+        for name in ("SLACK_WITH_MOVES", "MOST_SLACK_WITH_MOVES", "SLACK_WITHOUT_MOVES"):
             if share is not None:
                 patch.setattr(core_pool, name, share)
         yield

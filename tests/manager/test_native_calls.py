@@ -94,3 +94,17 @@ def test_nothing_is_made_per_block(step: str) -> None:
         made.append(objects_made(read))
     few, many = made
     assert many - few < 32, f"{few} objects for 8 blocks, {many} for 1,024"
+
+
+def test_a_model_with_windows_asks_nothing_inside_a_block_either() -> None:
+    """Of four tokens one opens a block, one lets a window go of one, and one fills a block, which
+    each group publishes or passes over."""
+    manager = make_manager(num_blocks=513, block_size=BLOCK, windows=(None, 11), retention=0)
+    asked = request("asked", 64)
+    assert native_calls(lambda: manager.get_computed_blocks(asked)) == ["lookup", "lookup"]
+    assert native_calls(admission(manager, asked))[0] == "admit"
+    asked.status = asked.status.RUNNING
+    asked.num_computed_tokens = asked.num_tokens
+    per_token = [native_calls(lambda: decode(manager, asked, 7)) for _ in range(4 * BLOCK)]
+    cached = ["num_published", "publish", "num_published", "pass_over"]
+    assert per_token == [["grow"], [], ["grow"], ["grow", *cached]] * 4

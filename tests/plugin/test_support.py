@@ -6,26 +6,22 @@ of a tiny model is changed in the one attribute that the option sets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from vllm.v1 import kv_cache_interface as kv
+import test_support_attention
+from support_messages import RULES, assert_message
+from test_support_caches import CACHES, cache_of, full
 
 from vllm_tagma import support
 from vllm_tagma.errors import UnsupportedError
 from vllm_tagma.integration.engine_args import finalise
-from vllm_tagma.manager import TagmaKVCacheManager
 from vllm_tagma.support.config_probes import attribute
 
 if TYPE_CHECKING:
     from conftest import ConfigFactory
-
-RULES = {rule.id: rule for rule in support.rules()}
 
 # ---- real arguments: what a user would type -----------------------------------------------------
 
@@ -129,6 +125,11 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
         SimpleNamespace(kv_connector="MooncakeConnector"),
         "--kv-transfer-config is MooncakeConnector",
     ),
+    "kv-push": (
+        "kv_transfer_config",
+        SimpleNamespace(kv_connector="NixlPushConnector"),
+        "--kv-transfer-config is NixlPushConnector",
+    ),
     "kv-connector-gpu": (
         "kv_transfer_config",
         SimpleNamespace(kv_connector="NixlConnector"),
@@ -164,8 +165,6 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
         _drafts("custom_class"),
         "--speculative-config is custom_class",
     ),
-    "eagle3": ("speculative_config", _drafts("eagle3"), "--speculative-config is eagle3"),
-    "mtp": ("speculative_config", _drafts("mtp"), "--speculative-config is mtp"),
     "parallel-drafting": (
         "speculative_config",
         _drafts("eagle", parallel_drafting=True),
@@ -190,11 +189,11 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
         "model architecture is LlamaForCausalLM",
     ),
     "mamba": ("model_config.is_hybrid", True, "model architecture is LlamaForCausalLM"),
-    "window-transfer": ("kv_transfer_config", object(), "sliding_window of the model is 128"),
+    "window-transfer": ("kv_transfer_config", object(), "window of the model is 128 tokens"),
     "window-speculation": (
         "speculative_config",
         _drafts("ngram"),
-        "sliding_window of the model is 128",
+        "window of the model is 128 tokens",
     ),
     "engram": ("engram_config", object(), "--engram-config is set"),
     "sparse-indexer": (
@@ -204,123 +203,6 @@ BY_ATTRIBUTE: dict[str, tuple[str, Any, str]] = {
     ),
     "kv-cache-dtype": ("cache_config.cache_dtype", "nvfp4", "--kv-cache-dtype is nvfp4"),
 }
-
-# ---- KV-cache groups ----------------------------------------------------------------------------
-
-
-def _full(**changes: Any) -> kv.FullAttentionSpec:
-    base = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
-    return kv.FullAttentionSpec(**{**base, **changes})
-
-
-def _cache(*specs: Any, group: dict[str, Any] | None = None, **changes: Any) -> kv.KVCacheConfig:
-    groups = [
-        kv.KVCacheGroupSpec(layer_names=[f"layer{i}"], kv_cache_spec=spec, **(group or {}))
-        for i, spec in enumerate(specs)
-    ]
-    return kv.KVCacheConfig(num_blocks=16, kv_cache_tensors=[], kv_cache_groups=groups, **changes)
-
-
-def _windowed(**changes: Any) -> kv.SlidingWindowSpec:
-    base = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
-    return kv.SlidingWindowSpec(**{**base, "sliding_window": 128, **changes})
-
-
-def _chunked(**changes: Any) -> kv.ChunkedLocalAttentionSpec:
-    base = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
-    return kv.ChunkedLocalAttentionSpec(**{**base, "attention_chunk_size": 64, **changes})
-
-
-def _mla(**changes: Any) -> kv.MLAAttentionSpec:
-    base = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
-    return kv.MLAAttentionSpec(**{**base, **changes})
-
-
-def _mamba() -> kv.MambaSpec:
-    return kv.MambaSpec(block_size=32, shapes=((2, 2),), dtypes=(torch.float32,))
-
-
-def _cross() -> kv.CrossAttentionSpec:
-    return kv.CrossAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.bfloat16)
-
-
-def _sink() -> kv.SinkFullAttentionSpec:
-    return kv.SinkFullAttentionSpec(
-        block_size=32, num_kv_heads=2, head_size=32, dtype=torch.bfloat16, sink_len=4
-    )
-
-
-CACHES: list[tuple[str, Callable[[], Any], str]] = [
-    ("cache-groups", lambda: _cache(), "number of cache groups of the model is 0"),
-    (
-        "cache-groups",
-        lambda: _cache(_full(), _windowed(block_size=64)),
-        "number of cache groups of the model is 2, with blocks of [32, 64] tokens",
-    ),
-    (
-        "sparse-mla",
-        lambda: _cache(_mla(cache_role=kv.SparseCacheRole.INDEXER)),
-        "is MLAAttentionSpec with cache_role=indexer",
-    ),
-    ("sparse-mla", lambda: _cache(_mla(model_version="deepseek_v4")), "model_version=deepseek_v4"),
-    ("sparse-mla", lambda: _cache(_mla(alignment=576)), "with alignment=576"),
-    ("other-windows", lambda: _cache(_chunked()), "is ChunkedLocalAttentionSpec in every layer"),
-    (
-        "other-windows",
-        lambda: _cache(_full(), _chunked(attention_chunk_size=48)),
-        "is ChunkedLocalAttentionSpec with chunks of 48 tokens and blocks of 32",
-    ),
-    (
-        "other-windows",
-        lambda: _cache(_windowed(extra_retained_tokens=2)),
-        "is SlidingWindowSpec with extra_retained_tokens=2",
-    ),
-    ("mamba", lambda: _cache(_mamba()), "model architecture is MambaSpec"),
-    ("zeroing", lambda: _cache(_mamba()), "zeroing of new blocks is required"),
-    ("cross-attention", lambda: _cache(_cross()), "is CrossAttentionSpec"),
-    ("other-attention", lambda: _cache(_sink()), "is SinkFullAttentionSpec"),
-    ("other-attention", lambda: _cache(_full(non_causal=True)), "non_causal=True"),
-    (
-        "other-attention",
-        lambda: _cache(_full(tokens_per_state=Fraction(1, 2))),
-        "tokens_per_state=1/2",
-    ),
-    (
-        "special-group",
-        lambda: _cache(_full(), group={"role": kv.KVCacheGroupRole.HISPARSE_SOURCE}),
-        "cache group of the model is role=hisparse_source",
-    ),
-    (
-        "special-group",
-        lambda: _cache(_full(), group={"host_resident": True}),
-        "is host_resident=True",
-    ),
-    (
-        "special-group",
-        lambda: _cache(_full(), hisparse_host_num_blocks=8),
-        "is hisparse_host_num_blocks=8",
-    ),
-    (
-        "prefix-match-unit",
-        lambda: _cache(_full(), hash_block_size=16),
-        "--prefix-match-unit is 16 tokens with a block size of 32",
-    ),
-    (
-        "retention-interval",
-        lambda: _cache(_full(), prefix_cache_retention_interval=64),
-        "--prefix-cache-retention-interval is 64",
-    ),
-]
-
-
-def _assert_message(findings: list[support.Finding], rule_id: str, value: str) -> None:
-    messages = [f.message for f in findings if f.rule.id == rule_id]
-    assert len(messages) == 1, [f.rule.id for f in findings]
-    message = messages[0]
-    assert value in message
-    assert RULES[rule_id].way_out in message
-    assert message.startswith("--kv-cache-backend tagma does not serve ")
-    assert message.endswith(", or use --kv-cache-backend paged.")
 
 
 @pytest.mark.parametrize("rule_id", BY_ARGUMENTS)
@@ -372,7 +254,7 @@ def test_attributes_are_refused(vllm_config: ConfigFactory, rule_id: str) -> Non
     holder = attribute(config, owner) if owner else config
     assert hasattr(holder, name) or rule_id in ONLY_IN_033 | IN_MODELS, f"vLLM has no {path}"
     findings = support.explain(_with_attribute(config, path, wrong))
-    _assert_message(findings, rule_id, value)
+    assert_message(findings, rule_id, value)
 
 
 def test_interleaved_windows_are_found(vllm_config: ConfigFactory) -> None:
@@ -382,23 +264,19 @@ def test_interleaved_windows_are_found(vllm_config: ConfigFactory) -> None:
     assert support.explain(config) == []  # a window that no layer uses
     layers = ["full_attention", "sliding_attention"]
     config = _with_attribute(config, "model_config.hf_text_config.layer_types", layers)
-    _assert_message(support.explain(config), "window-speculation", "512 tokens in some layers")
+    assert_message(support.explain(config), "window-speculation", "512 tokens in some layers")
+    chunks = _with_attribute(config, "model_config.attention_chunk_size", 64)
+    assert_message(support.explain(chunks), "window-speculation", "64 tokens a chunk")
     alone = _with_attribute(config, "scheduler_config.disable_hybrid_kv_cache_manager", True)
     assert support.explain(alone) == []
     layers.remove("full_attention")  # with windows alone vLLM keeps a window group all the same
-    _assert_message(support.explain(alone), "window-speculation", "512 tokens in some layers")
-
-
-@pytest.mark.parametrize(("rule_id", "make", "value"), CACHES)
-def test_cache_groups_are_refused(
-    vllm_config: ConfigFactory, rule_id: str, make: Callable[[], Any], value: str
-) -> None:
-    _assert_message(support.explain(vllm_config(), make()), rule_id, value)
+    assert_message(support.explain(alone), "window-speculation", "512 tokens in some layers")
 
 
 def test_every_refused_row_is_shown_here() -> None:
     shown = {*BY_ARGUMENTS, *BY_ATTRIBUTE, *(rule_id for rule_id, _, _ in CACHES)}
     shown.add("v2-speculation")  # of two options at once, above
+    shown |= test_support_attention.SHOWN
     refused = {rule.id for rule in RULES.values() if rule.status != "served"}
     assert shown == refused
 
@@ -433,7 +311,7 @@ def _with_options(vllm_config: ConfigFactory, **options: bool | str) -> Any:
 
 def test_a_gpu_is_admitted_if_it_is_tested_there(vllm_config: ConfigFactory) -> None:
     untested = _on_a_gpu(_with_options(vllm_config, self_test="off"))
-    _assert_message(support.explain(untested), "gpu", f"worker_cls is {GPU_WORKER}")
+    assert_message(support.explain(untested), "gpu", f"worker_cls is {GPU_WORKER}")
     assert _refusals(_on_a_gpu(_with_options(vllm_config, self_test="always"))) == []
     config = vllm_config(additional_config={"kv_cache_backend": "tagma"})
     assert _refusals(_on_a_gpu(config)) == []
@@ -452,12 +330,12 @@ def test_drafts_with_the_v2_runner_are_refused(vllm_config: ConfigFactory) -> No
         _drafts("eagle"),
     )
     value = "use_v2_model_runner is True while --speculative-config is eagle"
-    _assert_message(support.explain(config), "v2-speculation", value)
+    assert_message(support.explain(config), "v2-speculation", value)
 
 
 def test_a_gpu_with_the_v1_runner_has_no_worker(vllm_config: ConfigFactory) -> None:
     config = _on_a_gpu(_with_options(vllm_config), v2=False)
-    _assert_message(support.explain(config), "worker", f"{GPU_WORKER} with Model Runner V1")
+    assert_message(support.explain(config), "worker", f"{GPU_WORKER} with Model Runner V1")
 
 
 def test_v2_on_a_cpu_is_admitted_under_the_interpreter_alone(
@@ -509,50 +387,7 @@ SERVED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", SERVED)
 def test_what_is_served_is_not_refused(vllm_config: ConfigFactory, case: str) -> None:
     config = vllm_config(**{"additional_config": {"kv_cache_backend": "tagma"}, **SERVED[case]})
-    support.require_supported(config, _cache(_full(), hash_block_size=32))
-
-
-def test_a_refusal_from_the_cache_stops_too(vllm_config: ConfigFactory) -> None:
-    with pytest.raises(UnsupportedError, match="SinkFullAttentionSpec"):
-        support.require_supported(vllm_config(), _cache(_sink()))
-
-
-def test_these_caches_are_served() -> None:
-    """Latent vectors; layers with windows that keep all their blocks, or let go of them."""
-    for specs in (
-        (_mla(),),
-        (_full(sliding_window=64),),
-        (_full(attention_chunk_size=64),),
-        (_windowed(),),
-        (_windowed(), _full(), _windowed(sliding_window=64)),
-        (_chunked(), _full()),
-    ):
-        assert support.explain(None, _cache(*specs)) == []
-    kept = _cache(_windowed(), prefix_cache_retention_interval=64)
-    assert support.explain(None, kept) == []
-
-
-@pytest.mark.parametrize(("rule_id", "cache", "value"), CACHES)
-def test_a_manager_built_by_hand_is_refused_too(
-    rule_id: str, cache: Callable[[], Any], value: str
-) -> None:
-    with pytest.raises(UnsupportedError) as error:
-        _manager(cache())
-    assert RULES[rule_id].message("|").partition("|")[0] in str(error.value)
-    assert value in str(error.value)
-
-
-def test_a_retention_interval_raises_as_in_vllm_unless_it_is_0() -> None:
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-
-    for kind in (KVCacheManager, TagmaKVCacheManager):
-        with pytest.raises(ValueError, match="no sliding-window or Mamba"):
-            _manager(_cache(_full(), prefix_cache_retention_interval=64), kind)
-        assert _manager(_cache(_full(), prefix_cache_retention_interval=0), kind)
-
-
-def _manager(cache: kv.KVCacheConfig, kind: type = TagmaKVCacheManager) -> Any:
-    return kind(cache, max_model_len=256, scheduler_block_size=32, hash_block_size=32)
+    support.require_supported(config, cache_of(full(), hash_block_size=32))
 
 
 def test_the_document_is_current() -> None:

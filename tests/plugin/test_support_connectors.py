@@ -83,7 +83,7 @@ def test_a_connector_of_this_package_is_served_by_its_name(vllm_config: ConfigFa
         assert support.explain(config) == []
     config.kv_transfer_config = _transfer("TagmaNixlPushConnector", "vllm_tagma.any")
     (finding,) = support.explain(config)
-    assert finding.rule.id == "kv-transfer"
+    assert finding.rule.id == "kv-push"
 
 
 def test_model_runner_v2_is_refused_with_a_connector(

@@ -60,17 +60,21 @@ def test_advice_is_for_those_who_name_a_stock_connector():
 
 @pytest.mark.parametrize("module", [None, connector_names.MODULE])
 def test_the_tagma_backend_serves_the_pull_connector_however_it_is_named(module):
-    (rule,) = [rule for rule in CONNECTOR_RULES if rule.id == "kv-transfer"]
+    rules = {rule.id: rule for rule in CONNECTOR_RULES}
 
-    def finding(name):
+    def finding(rule, name):
         transfer = KVTransferConfig(
             kv_connector=name, kv_role="kv_both", kv_connector_module_path=module
         )
         cache = SimpleNamespace(kv_offloading_size=None)
-        return rule.in_config(SimpleNamespace(kv_transfer_config=transfer, cache_config=cache))
+        return rules[rule].in_config(
+            SimpleNamespace(kv_transfer_config=transfer, cache_config=cache)
+        )
 
-    assert finding("TagmaNixlConnector") is None
-    assert finding("TagmaNixlPushConnector") == "TagmaNixlPushConnector"
+    for rule in ("kv-transfer", "kv-push"):
+        assert finding(rule, "TagmaNixlConnector") is None
+    assert finding("kv-push", "TagmaNixlPushConnector") == "TagmaNixlPushConnector"
+    assert finding("kv-transfer", "TagmaNixlPushConnector") is None, "one rule speaks"
 
 
 @pytest.mark.parametrize(

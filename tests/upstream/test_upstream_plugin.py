@@ -35,6 +35,11 @@ def test_pass():
 def test_untouched():
     assert stock.KVCacheBlocks(((),)).get_block_ids() == ([],)
 
+def test_schedulers_module_keeps_vllms_manager():
+    import vllm.v1.core.sched.scheduler as module
+    assert module.Scheduler.__name__ == "TagmaScheduler"
+    assert module.KVCacheManager is not KVCacheManager
+
 def test_refused():
     manager(SlidingWindowSpec, sliding_window=8)
 
@@ -93,6 +98,7 @@ def test_skipped():
 CLASSES = {
     "pass": "pass",
     "untouched": "untouched",
+    "schedulers_module_keeps_vllms_manager": "untouched",
     "refused": "refused",
     "refused_where_an_error_is_expected": "pass",
     "refused_with_other_words": "refused",

@@ -2,8 +2,9 @@
 
 vLLM's tests build ``KVCacheManager``, ``Scheduler`` and ``AsyncScheduler`` by the names that they
 import. Before any test module is imported, each vLLM module that holds one of these classes gets
-ours instead; the configurations that the tests write are completed as ``--kv-cache-backend tagma``
-would complete them. Nothing else of either side is changed.
+ours instead; only in the scheduler's module our scheduler itself puts the manager. The
+configurations that the tests write are completed as ``--kv-cache-backend tagma`` would complete
+them. Nothing else of either side is changed.
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ class Recorder:
             if not name.startswith("vllm."):
                 continue
             for attribute, value in list(vars(module).items()):
-                if inspect.isclass(value) and value in replaced:
-                    setattr(module, attribute, replaced[value])
+                if not inspect.isclass(value) or value not in replaced:
+                    continue
+                if module is stock_scheduler and replaced[value] is TagmaKVCacheManager:
+                    continue  # our scheduler refuses a name that is not vLLM's own
+                setattr(module, attribute, replaced[value])
 
     def start_test(self) -> None:
         """Forget the last test."""

@@ -83,6 +83,29 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
         self.first_steps = steps
         # vLLM 0.33 clears rows that a larger batch left behind; done for 0.32 as well.
         self._num_dirty_rows = 0
+        self._batch_rows: torch.Tensor | None = None
+        self._read_by_range: set[int] = set()
+
+    def read_by_range(self, group: int) -> torch.Tensor:
+        """The batch's rows for attention that reads the ranges of ``group`` itself.
+
+        From then on its table is not expanded and stays zero, so a reader of it would see the null
+        block. Returns int64 [rows], on the device, rewritten whenever tables are gathered: the
+        table row of each request of the batch, -1 behind them and in dummy runs.
+        """
+        if self._batch_rows is None:
+            self._batch_rows = torch.full(
+                (self.max_num_reqs,), -1, dtype=torch.int64, device=self.device
+            )
+        self._read_by_range.add(group)
+        return self._batch_rows
+
+    def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
+        """As vLLM's; who reads ranges finds no row."""
+        if self._batch_rows is not None:
+            self._batch_rows.fill_(-1)
+        tables: tuple[torch.Tensor, ...] = super().get_dummy_block_tables(num_reqs)
+        return tables
 
     def append_block_ids(
         self, req_index: int, new_block_ids: tuple[list[int], ...], overwrite: bool
@@ -173,8 +196,13 @@ class TagmaBlockTables(BlockTables):  # type: ignore[misc]
             out = tuple(self.input_block_tables)
             num_rows = max(num_rows, self._num_dirty_rows)
             self._num_dirty_rows = idx_mapping.shape[0]
+            if self._batch_rows is not None:
+                self._batch_rows[: idx_mapping.shape[0]].copy_(idx_mapping)
+                self._batch_rows[idx_mapping.shape[0] : num_reqs_padded].fill_(-1)
         reaches = getattr(self, "_sliding_window_reach", [0] * self.num_kv_cache_groups)
         for group, table in enumerate(out):
+            if group in self._read_by_range:
+                continue
             expand_block_tables(
                 self.ranges.tables,
                 idx_mapping,

@@ -37,6 +37,7 @@ from vllm_tagma.config import (
     with_option,
 )
 from vllm_tagma.errors import ConfigError, SeamError
+from vllm_tagma.integration import backend_registration
 from vllm_tagma.integration.seams import require_seams
 from vllm_tagma.integration.transfer import connector_names
 
@@ -210,6 +211,7 @@ def _finalising(original: Callable[..., Any]) -> Callable[..., Any]:
         TagmaConfig.from_sources(self.additional_config)
         _declare_environment()
         _export_metrics()
+        backend_registration.register()
         return finalise(original(self, *args, **kwargs))
 
     return _marked(create_engine_config)  # type: ignore[no-any-return]

@@ -54,7 +54,9 @@ class _ManagerSwap:
         lost = _unordered_moves(vllm_config, asked)
         budget = _budget(kv_cache_config, asked)
         tagma_config = dataclasses.replace(
-            asked, compaction="idle" if lost else asked.compaction, copy_budget=budget.blocks
+            asked,
+            compaction="idle" if lost else asked.compaction,
+            copy_budget=_for_each(budget.blocks, len(kv_cache_config.kv_cache_groups)),
         )
         build = functools.partial(TagmaKVCacheManager, tagma_config=tagma_config)
         with name_stands_for(_scheduler_module, "KVCacheManager", KVCacheManager, build):
@@ -118,11 +120,16 @@ def _budget(kv_cache_config: Any, options: TagmaConfig) -> CopyBudget:
     block_bytes = num_bytes // kv_cache_config.num_blocks
     asks = options.compaction != "off" and options.copy_bytes == AUTO and block_bytes > 0
     return copy_budget_of(
-        copy_budget=options.copy_budget,
+        copy_budget=options.copy_budget * len(kv_cache_config.kv_cache_groups),
         copy_bytes=options.copy_bytes,
         block_bytes=block_bytes,
         rate=copy_rate() if asks else None,
     )
+
+
+def _for_each(blocks: int, groups: int) -> int:
+    """The part of a budget that is one group's; the pool adds them up again."""
+    return max(blocks // groups, 1) if blocks else 0
 
 
 def _unordered_moves(vllm_config: Any, options: TagmaConfig) -> str | None:

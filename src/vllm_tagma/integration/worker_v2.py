@@ -35,7 +35,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm_tagma import support
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.errors import SeamError, UnsupportedError
-from vllm_tagma.integration import start_test
+from vllm_tagma.integration import backend_registration, range_backend, start_test
 from vllm_tagma.integration.block_copies import BlockCopies
 from vllm_tagma.integration.block_tables_v2 import TagmaBlockTables
 from vllm_tagma.integration.name_swap import name_stands_for
@@ -72,7 +72,9 @@ class _RangeRunner:
                 f"vLLM built {type(self.block_tables).__name__} instead of TagmaBlockTables: it no "
                 "longer calls BlockTables by that name."
             )
-        start_test.check_v2(self, options, self.block_copies)
+        range_backend.attach(self)
+        more = range_backend.start_checks(self)
+        start_test.check_v2(self, options, self.block_copies, more)
 
     def _request_of(self, row: int) -> str | None:
         request: str | None = self.req_states.index_to_req_id.get(row)
@@ -120,6 +122,7 @@ class TagmaWorker(_AuditedWorker, Worker):  # type: ignore[misc]
 
     def _make_model_runner(self) -> Any:
         require_seams("worker", "worker_v2")
+        backend_registration.register()
         support.require_supported(self.vllm_config)
         stock = "Model Runner V1" if not self.use_v2_model_runner else None
         if self.vllm_config.is_mm_encoder_only:
@@ -137,6 +140,7 @@ class TagmaV2CPUWorker(_AuditedWorker, CPUWorker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         require_seams("worker", "worker_v2")
+        backend_registration.register()
         support.require_supported(self.vllm_config)
         super().init_device()
         runner = self.model_runner

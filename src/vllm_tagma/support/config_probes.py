@@ -118,14 +118,17 @@ def prefix_match_unit(config: Any) -> str | None:
 
 
 def _window(config: Any) -> str | None:
-    """The window of a model in whose cache some or all layers have one, as vLLM holds them."""
+    """The window, or chunk, of a model some or all of whose layers have one, as vLLM holds them."""
     kinds = attribute(config, "model_config.hf_text_config.layer_types") or ()
     layers = [str(kind) for kind in kinds]
+    alone = attribute(config, "scheduler_config.disable_hybrid_kv_cache_manager")
+    chunk = attribute(config, "model_config.attention_chunk_size")
+    if chunk is not None and not alone:
+        return f"{chunk} tokens a chunk"
     window = attribute(config, "model_config.hf_text_config.sliding_window")
     if window is None:
         return None
     mixed = any("sliding" in kind for kind in layers)
-    alone = attribute(config, "scheduler_config.disable_hybrid_kv_cache_manager")
     if mixed and any("full" in kind for kind in layers) and alone:
         return None  # vLLM then holds the layers with a window as those without
     if attribute(config, "cache_config.sliding_window") is not None:

@@ -29,7 +29,8 @@ SERVED_CONNECTORS: Final = frozenset(
 _OFFLOADING: Final = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
 _LMCACHE: Final = frozenset({"LMCacheConnectorV1", "LMCacheMPConnector"})
 _MOONCAKE: Final = frozenset({"MooncakeConnector", "MooncakeStoreConnector"})
-_NAMED: Final = SERVED_CONNECTORS | _OFFLOADING | _LMCACHE | _MOONCAKE
+_PUSH: Final = frozenset({"NixlPushConnector", "TagmaNixlPushConnector"})
+_NAMED: Final = SERVED_CONNECTORS | _OFFLOADING | _LMCACHE | _MOONCAKE | _PUSH
 _OPTION: Final = "--kv-transfer-config"
 _SERVED_NAMES: Final = ", ".join(sorted(SERVED_CONNECTORS))
 
@@ -62,6 +63,15 @@ def _named(names: frozenset[str]) -> Find:
     return find
 
 
+def _push(config: Any) -> str | None:
+    found = [
+        name
+        for name, module in _connectors(config)
+        if name in _PUSH and (module is None or _is_ours(module))
+    ]
+    return ", ".join(found) or None
+
+
 def _unknown(config: Any) -> str | None:
     found = []
     for name, module in _connectors(config):
@@ -69,7 +79,7 @@ def _unknown(config: Any) -> str | None:
             found.append(name)
         elif module is not None and not _is_ours(module):
             found.append(f"{name} of {module}")
-        elif module is not None and name not in SERVED_CONNECTORS:
+        elif module is not None and name not in SERVED_CONNECTORS | _PUSH:
             found.append(name)
     return ", ".join(found) or None
 
@@ -134,6 +144,16 @@ CONNECTOR_RULES: Final[tuple[Rule, ...]] = (
         "(MooncakeConnector) or save (MooncakeStoreConnector): on a CPU they end with an error",
         way_out=f"drop {_OPTION}",
         in_config=_named(_MOONCAKE),
+    ),
+    Rule(
+        id="kv-push",
+        title="NIXL connectors that push",
+        option=_OPTION,
+        status="planned",
+        why="In trials between a stock server and ours every token was right, partial prefix hits "
+        "included; requests that are aborted, preempted or fail to be pushed are not tested yet",
+        way_out="choose TagmaNixlConnector, which pulls, on both sides",
+        in_config=_push,
     ),
     Rule(
         id="kv-transfer",

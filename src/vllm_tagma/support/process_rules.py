@@ -94,7 +94,7 @@ PROCESS_RULES: Final[tuple[Rule, ...]] = (
         title="executors other than uni and mp",
         option="--distributed-executor-backend",
         status="planned",
-        why="Only uni and mp were tested",
+        why="Only uni and mp were tested; vLLM itself refuses ray on a CPU",
         way_out="set --distributed-executor-backend mp",
         in_config=probe.unless("parallel_config.distributed_executor_backend", "uni", "mp"),
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from vllm_tagma.support.attention_rules import ATTENTION_RULES
 from vllm_tagma.support.cache_rules import CACHE_RULES
 from vllm_tagma.support.connector_rules import CONNECTOR_RULES
 from vllm_tagma.support.feature_rules import FEATURE_RULES
@@ -25,4 +26,5 @@ RULES: Final[tuple[Rule, ...]] = (
     + CONNECTOR_RULES
     + CACHE_RULES
     + SPECULATION_RULES
+    + ATTENTION_RULES
 )

@@ -16,10 +16,8 @@ _OPTION = "--speculative-config"
 _SHOWN = "tests/e2e/test_speculation_same_tokens.py::test_tokens_hits_and_drafts_are_stocks"
 _WAY_OUT = "choose another method in --speculative-config, or drop it"
 
-SERVED_METHODS: Final = ("ngram", "draft_model", "eagle", "medusa")
+SERVED_METHODS: Final = ("ngram", "draft_model", "eagle", "eagle3", "medusa", "mtp")
 NAMED_METHODS: Final = (
-    "eagle3",
-    "mtp",
     "suffix",
     "ngram_gpu",
     "mlp_speculator",
@@ -43,15 +41,23 @@ SPECULATION_RULES: Final[tuple[Rule, ...]] = (
         option=_OPTION,
         status="served",
         why="the draft model's layers share the blocks; it reads the same block table",
-        proof=(f"{_SHOWN}[draft-model]", f"{_SHOWN}[draft-model-alike]"),
+        proof=(f"{_SHOWN}[draft-model]",),
     ),
     Rule(
         id="eagle",
-        title="EAGLE",
+        title="EAGLE and EAGLE-3",
         option=_OPTION,
         status="served",
         why="a hit leaves out its last block, as in vLLM; the head has a layer in each block",
-        proof=(f"{_SHOWN}[eagle]",),
+        proof=(f"{_SHOWN}[eagle]", f"{_SHOWN}[eagle3]"),
+    ),
+    Rule(
+        id="mtp",
+        title="multi-token prediction with one module",
+        option=_OPTION,
+        status="served",
+        why="as EAGLE, with the target's own layer as the head",
+        proof=(f"{_SHOWN}[mtp]",),
     ),
     Rule(
         id="medusa",
@@ -62,25 +68,6 @@ SPECULATION_RULES: Final[tuple[Rule, ...]] = (
         proof=(f"{_SHOWN}[medusa]",),
     ),
     # ---- not served ----
-    Rule(
-        id="eagle3",
-        title="EAGLE-3",
-        option=_OPTION,
-        status="planned",
-        why="No draft of the head that tests make is accepted, so only rejected ones were compared",
-        way_out='set "method": "eagle" or "ngram" in --speculative-config',
-        in_config=probe.speculation("eagle3"),
-    ),
-    Rule(
-        id="mtp",
-        title="multi-token prediction",
-        option=_OPTION,
-        status="planned",
-        why="Tokens and hits are stock's, but with rows moving the preemptions are not, and nobody "
-        "has found out why",
-        way_out='set "method": "ngram" in --speculative-config',
-        in_config=probe.speculation("mtp"),
-    ),
     Rule(
         id="suffix",
         title="suffix decoding",

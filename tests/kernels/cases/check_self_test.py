@@ -16,10 +16,18 @@ from self_test_subjects import subject_of
 
 from vllm_tagma._native import BlockRanges
 from vllm_tagma.errors import InvariantError, SelfTestError
-from vllm_tagma.kernels import block_moves, device_range_tables, expansion, slot_mapping
+from vllm_tagma.kernels import (
+    attention_kernels,
+    block_moves,
+    device_range_tables,
+    expansion,
+    range_attention,
+    slot_mapping,
+)
 from vllm_tagma.worker import self_test_device, staged_range_tables
 from vllm_tagma.worker.first_steps import FirstSteps
 from vllm_tagma.worker.self_test import BUDGET_SECONDS, run_checks
+from vllm_tagma.worker.self_test_attention import AttentionLayer, attention_checks
 from vllm_tagma.worker.self_test_device import DEVICE_CHECKS, GRAPH_CHECKS
 from vllm_tagma.worker.staged_range_tables import RowEnd, StagedRangeTables
 
@@ -50,6 +58,47 @@ def _broken(module: ModuleType, right: str, wrong: str, folder: Path) -> ModuleT
     sys.modules[path.stem] = broken  # dataclasses look there
     spec.loader.exec_module(broken)
     return broken
+
+
+def _layer(device: str) -> AttentionLayer:
+    """Tokens outside heads, as vLLM lays a cache out by default."""
+    cache = torch.empty((3, 16, 2, 64), device=device).transpose(1, 2)
+    return AttentionLayer(
+        group=1,
+        heads=4,
+        cache=cache,
+        query_dtype=torch.float32,
+        scale=0.2,
+        window=0,
+        soft_cap=0.0,
+        sinks=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        ("slot = shift * BLOCK_SIZE + key_pos", "slot = shift * BLOCK_SIZE + i", "request 0 of 3"),
+        ("(start - cum).to(tl.int64)", "start.to(tl.int64)", "request 1 of 6 blocks"),
+        ("served = (index >= 0) & (index < rows)", "served = index < rows", "without a row"),
+    ],
+)
+def check_broken_attention_is_caught_by_name(
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    right: str,
+    wrong: str,
+    says: str,
+) -> None:
+    subject = subject_of(device, interpreted=True)
+    run_checks(attention_checks(_layer(device)), subject)
+    broken = _broken(attention_kernels, right, wrong, tmp_path)
+    monkeypatch.setattr(range_attention, "attention_kernels", broken)
+    with pytest.raises(SelfTestError) as error:
+        run_checks(attention_checks(_layer(device)), subject)
+    assert "attention over ranges, group 1, decode (Triton): " in str(error.value)
+    assert says in str(error.value)
 
 
 BREAKS = {

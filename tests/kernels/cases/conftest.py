@@ -11,6 +11,11 @@ import pytest
 TESTS = Path(__file__).parents[2]
 sys.path += [str(TESTS / name) for name in ("worker", "manager", "manager/differential")]
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import bf16_dot
+
+    bf16_dot.repair()
+
 
 @pytest.fixture(scope="session")
 def device() -> str:

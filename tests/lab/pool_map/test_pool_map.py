@@ -42,6 +42,7 @@ GAUGES = {
     "holes": 2,
     "largest_hole_blocks": 48,
     "headroom_blocks": 9,
+    "slack_blocks": 10,
     "pinned_blocks": 0,
 }
 # 320 blocks in 64 parts of 5: half is live, then 0.3 cached, then empty but for one block.

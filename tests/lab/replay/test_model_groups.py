@@ -105,7 +105,7 @@ class Recount:
 
 @pytest.mark.parametrize("backend", ["paged", "tagma"])
 def test_ranges_are_counted_in_each_group(tmp_path: Path, backend: Backend) -> None:
-    settings = _settings(tmp_path, GPT_OSS, memory="1.2x", regions=None, watermark=0.0)
+    settings = _settings(tmp_path, GPT_OSS, memory="1.2x", regions=0, watermark=0.0)
     layout = layout_of(settings, REQUESTS)
     blocks = pool_blocks(settings, REQUESTS, layout.footprint)
     longest = max(request.prompt_tokens + request.output_tokens for request in REQUESTS)

@@ -77,8 +77,12 @@ def test_the_result_file(replayed: tuple[Result, dict[str, Any], Path]) -> None:
             *("requests", "unfit", "stuck", "steps", "scheduled_tokens", "own_ranges"),
             *("total_ranges", "one_range_share", "prompt_tokens", "hit_tokens", "hit_rate"),
             *("preemptions", "concurrency", "live_occupancy", "evicted_blocks", "moved_blocks"),
-            "descriptors",
+            *("descriptors", "groups"),
         ]
+        (group,) = counters["groups"]
+        assert list(group) == ["name", "regions", "own_ranges", "total_ranges"]
+        assert group["own_ranges"] == counters["own_ranges"]
+        assert (group["name"], group["regions"]) == ("full, 1 layer", 64)
         for name in ("own_ranges", "total_ranges", "descriptors"):
             assert list(counters[name]) == spread
             assert counters[name]["p50"] <= counters[name]["p99"] <= counters[name]["max"]

@@ -25,6 +25,8 @@ MAX_HIT_RANGES = 127
 class Solo:
     """Methods mirror the manager's; see ``Pair``. ``mode`` is one of ``mode_of``."""
 
+    windows = (None,)  # one full-attention group
+
     def __init__(
         self,
         *,

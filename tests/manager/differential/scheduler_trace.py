@@ -114,7 +114,8 @@ class Side:
         seen = []
         step = self.unexecuted.popleft()
         for part in step.scheduled:
-            self._place(part)
+            if self.scheduler.num_spec_tokens:  # else nothing can have been rejected
+                self._place(part)
         if self.worker is not None:
             self.worker.execute(step)
         output, results = self.steps.popleft()

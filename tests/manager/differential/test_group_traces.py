@@ -26,8 +26,8 @@ LAYOUTS = {
     "full+chunk+window": Layout((FULL, -1, 0)),
     "gemma-3": Layout((FULL, 0, 0, 0, 0, 0)),
 }
-SEEDS = {"exact": 200, "idle": 30}
-OPERATIONS = 80
+SEEDS = {"exact": 200, "idle": 20}
+OPERATIONS = 40
 """Manager calls of a trace at least: there are many traces."""
 
 
@@ -39,10 +39,10 @@ def test_traces(layout: str, mode: str) -> None:
     for seed in range(SEEDS[mode]):
         with seed_is_told("test_group_traces.py::test_traces", f"{mode}-{layout}", seed=seed):
             totals.update(run_manager_trace(seed, mode, LAYOUTS[layout], operations=OPERATIONS))
-    least = {"hit": 100, "skipped": 1_000, "preempt": 50, "refused": 200, "withdrawn": 20}
+    least = {"hit": 20, "skipped": 300, "preempt": 10, "refused": 50}
     least["copies"] = 100 if mode == "idle" else 0
-    # One group has nothing to lag behind.
-    least["boundary"] = 50 if len(LAYOUTS[layout].windows) > 1 else 0
+    # One group has nothing to lag behind, and chunks lag seldom.
+    least["boundary"] = 10 if len(LAYOUTS[layout].windows) > 1 and layout != "llama-4" else 0
     share = SEEDS[mode] / SEEDS["exact"]
     assert {name: totals[name] for name in least if totals[name] < least[name] * share} == {}
 
@@ -50,7 +50,7 @@ def test_traces(layout: str, mode: str) -> None:
 SCHEDULED = [
     (layout, mode, seed)
     for layout in LAYOUTS
-    for mode, seeds in (("exact", range(4)), ("idle", range(20, 22)))
+    for mode, seeds in (("exact", range(3)), ("idle", range(20, 21)))
     for seed in seeds
 ]
 _totals: collections.Counter[str] = collections.Counter()
@@ -88,5 +88,5 @@ def test_scheduler_traces_reach_what_they_claim(engine_configs: Any) -> None:
         counts = SchedulerTrace(3, mode="exact", layout=layout, **engine_configs).run()
         assert min(counts["finished"], counts["cached_tokens"], counts["reads"]) > 0
         return
-    for name, least in {"preempted": 50, "cached_tokens": 10_000, "rows_moved": 20}.items():
+    for name, least in {"preempted": 30, "cached_tokens": 10_000, "rows_moved": 10}.items():
         assert _totals[name] > least, name

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from vllm_tagma.integration.seams.seam import Seam
+from vllm_tagma.integration.seams.seam_table_attention import ATTENTION_SEAMS
 from vllm_tagma.integration.seams.seam_table_manager import MANAGER_SEAMS
 from vllm_tagma.integration.seams.seam_table_metrics import METRICS_SEAMS
 from vllm_tagma.integration.seams.seam_table_rows import ROW_SEAMS
@@ -412,4 +413,5 @@ SEAMS: Final[tuple[Seam, ...]] = (
     *V2_SEAMS,
     *ROW_SEAMS,
     *TRANSFER_SEAMS,
+    *ATTENTION_SEAMS,
 )

@@ -21,8 +21,11 @@ from vllm_tagma.errors import TagmaError
 from vllm_tagma.lab.bench.tiny_model import write_tiny_model
 from vllm_tagma.lab.bench_transfer.transfer_servers import CONNECTORS, MAX_TOKENS, ServerPair
 
-NUM_BLOCKS: Final = 1024
+NUM_BLOCKS: Final = 512
 """Of each server's pool."""
+
+BLOCK_SIZE: Final = 32
+"""Tokens; vLLM's attention on a CPU takes multiples of it only."""
 
 _PROMPT = (1000, 2400)  # tokens
 _VOCABULARY = 256
@@ -33,7 +36,7 @@ _KINDS = ("computed", "cached")
 Say = Callable[[str], None]
 
 
-def measure(*, prompts: int, regions: int, block_size: int, seed: int, say: Say) -> dict[str, Any]:
+def measure(*, prompts: int, regions: int, seed: int, say: Say) -> dict[str, Any]:
     """``prompts`` prompts in fresh pools, then as many in churned ones.
 
     Returns the fields of ``transfer_result.Servers``.
@@ -48,7 +51,7 @@ def measure(*, prompts: int, regions: int, block_size: int, seed: int, say: Say)
         folder = Path(name)
         write_tiny_model(folder, num_hidden_layers=regions)
         say(f"starting four servers with a model of {regions} layers")
-        sizes = {"num_blocks": NUM_BLOCKS, "block_size": block_size}
+        sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
         pairs = {
             backend: stack.enter_context(
                 ServerPair(backend, model=folder, folder=folder / "logs", **sizes)
@@ -61,10 +64,16 @@ def measure(*, prompts: int, regions: int, block_size: int, seed: int, say: Say)
             if stage == "churned":
                 say("churning their pools")
                 for pair in pairs.values():
-                    _churn(pair, block_size=block_size, seed=seed)
+                    _churn(pair, seed=seed)
             say(f"{prompts} prompts, {stage} pools")
             stages[stage] = _stage(pairs, stage=stage, prompts=prompts, rng=rng)
-    return {"blocks": NUM_BLOCKS, "prompts": prompts, "tokens": list(_PROMPT), "stages": stages}
+    return {
+        "blocks": NUM_BLOCKS,
+        "block_size": BLOCK_SIZE,
+        "prompts": prompts,
+        "tokens": list(_PROMPT),
+        "stages": stages,
+    }
 
 
 def _stage(
@@ -105,12 +114,12 @@ def _moved(pair: ServerPair, before: Mapping[str, float], *, transfers: int) -> 
         time.sleep(0.2)
 
 
-def _churn(pair: ServerPair, *, block_size: int, seed: int) -> None:
+def _churn(pair: ServerPair, *, seed: int) -> None:
     """Requests of all lengths, many at once, until every block was used more than twice."""
     rng = random.Random(seed)
     jobs = []
     for side in ("prefill", "decode"):
-        left = _CHURN_TURNS * NUM_BLOCKS * block_size
+        left = _CHURN_TURNS * NUM_BLOCKS * BLOCK_SIZE
         while left > 0:
             prompt = _prompt(rng, 16, 800)
             body = {"model": "m", "prompt": prompt, "max_tokens": rng.randint(1, 120)}

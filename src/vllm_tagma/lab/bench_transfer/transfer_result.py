@@ -134,9 +134,11 @@ class ServerStage(Struct, kw_only=True):
 
 
 class Servers(Struct, kw_only=True):
-    """Two pairs of servers: blocks of each pool, prompts of each stage, tokens of a prompt."""
+    """Two pairs of servers: blocks of each pool, tokens of a block, prompts of each stage, least
+    and most tokens of a prompt."""
 
     blocks: int
+    block_size: int
     prompts: int
     tokens: list[int]
     stages: dict[str, ServerStage]

@@ -67,7 +67,6 @@ def run(
         figures = measure(
             prompts=prompts,
             regions=settings.regions,
-            block_size=settings.block_size,
             seed=1,
             say=say,
         )

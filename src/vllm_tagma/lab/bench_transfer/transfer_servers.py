@@ -88,7 +88,7 @@ class ServerPair:
         for side, group in self._groups.items():
             while not serve_metrics.is_healthy(self._base(side)):
                 if group.poll() is not None or time.monotonic() > deadline:
-                    raise ServerError(f"{group.log.stem} did not start:\n{group.tail(30)}")
+                    raise ServerError(f"{group.log.stem} did not start:\n{group.tail(80)}")
                 time.sleep(0.5)
         # vLLM's first handshake gives up after five seconds, which a busy machine needs sometimes.
         for attempt in range(20):
@@ -153,7 +153,6 @@ def _command(
         *("--kv-cache-backend", backend, "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--seed", "0", "--enforce-eager", "--block-size", str(block_size)),
         *("--max-model-len", str(MAX_TOKENS), "--kv-cache-memory-bytes", str(num_bytes)),
-        *("--distributed-executor-backend", "uni"),
         *("--kv-transfer-config", json.dumps(transfer)),
     ]
 
@@ -163,6 +162,7 @@ def _environment() -> dict[str, str]:
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port()),
         "VLLM_NO_USAGE_STATS": "1",
+        "UCX_TLS": os.environ.get("UCX_TLS", "tcp,self,sm"),
         # Two idle threads that spin for each other would take what the other servers need.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",

@@ -1,20 +1,26 @@
 """``make gpu-check``: the kernels on this machine's GPU, checked against their reference and timed.
 
 Needs Python, torch and Triton, and a CUDA device; neither vLLM nor the compiled part of this
-package. Times the range kernels beside the paged baseline (``paged.py``) on the same physical
-layout, and the mover beside vLLM's way of copying blocks; writes JSON and prints a table. Whatever
-the figures say, they are printed; it fails only if a check fails or there is no GPU.
+package. Times the range kernels beside the paged baseline (``paged.py``, ``paged_attention.py``) on
+the same physical layout, and the mover beside vLLM's way of copying blocks; writes JSON, prints
+tables and what follows for the read path. Whatever the figures say, they are printed; it fails only
+if a check fails or there is no GPU.
+
+``--dry-run`` takes the steps of attention at tiny sizes without a GPU, under Triton's interpreter
+(``TRITON_INTERPRET=1``); its times mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
+import math
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,14 +28,17 @@ import torch
 import triton
 
 from vllm_tagma.kernels import expansion, slot_mapping
-from vllm_tagma.lab.kernel_check import kernel_checks, kernel_timing, paged
+from vllm_tagma.lab.kernel_check import attention_bench, kernel_checks, kernel_timing, paged
 from vllm_tagma.lab.kernel_check.kernel_workload import Workload
 from vllm_tagma.lab.kernel_check.layouts import Batch, draw_batch
 from vllm_tagma.lab.kernel_check.move_workloads import check_moves, move_workloads
 
 BLOCK_SIZE: Final = 16
 SECONDS: Final = 160
-"""After this long no further workload is timed, so that the whole takes less than three minutes."""
+"""After this long no further slot mapping or expansion is timed."""
+
+ALL_SECONDS: Final = 440
+"""After this long no attention either, so that the whole takes less than eight minutes."""
 
 NO_CUDA: Final = 2
 FAILED: Final = 1
@@ -126,20 +135,14 @@ def tables_of(name: str, batch: Batch) -> Workload:
 
 def run_checks() -> list[dict[str, Any]]:
     """Every case of ``kernel_checks.py`` on the GPU; the failures carry a message."""
-    results = []
-    named = [(name, i) for i, (name, _) in enumerate(kernel_checks.CASES)]
-    for name, case in [*named, ("replayed graph", None), ("block moves", check_moves)]:
-        try:
-            if case is None:
-                kernel_checks.check_graph(device="cuda")
-            elif isinstance(case, int):
-                kernel_checks.check_case(case, device="cuda")
-            else:
-                case(device="cuda")
-            results.append({"name": name, "passed": True})
-        except Exception as error:  # a crash of one case must not hide the others
-            results.append({"name": name, "passed": False, "error": f"{error!r}"})
-            print(f"FAILED  {name}: {error}", flush=True)
+    results = [
+        _checked(name, functools.partial(kernel_checks.check_case, case, device="cuda"))
+        for case, (name, _) in enumerate(kernel_checks.CASES)
+    ]
+    others = {"replayed graph": kernel_checks.check_graph, "block moves": check_moves}
+    results += [
+        _checked(name, functools.partial(check, device="cuda")) for name, check in others.items()
+    ]
     passed = sum(1 for result in results if result["passed"])
     print(f"{passed} of {len(results)} checks against the reference passed", flush=True)
     return results
@@ -173,11 +176,66 @@ def run_timings(deadline: float) -> list[dict[str, Any]]:
     return rows
 
 
+def run_attention(deadline: float, *, dry: bool) -> dict[str, Any]:
+    """Checks and times attention on each pool; prints a table and the decision."""
+    device, shapes = ("cpu", attention_bench.TINY) if dry else ("cuda", attention_bench.SHAPES)
+    measure = kernel_timing.on_host if dry else kernel_timing.long_call
+    checks = attention_checks(device)
+    ways = ("paged", "no table", "ranges", "flash", "expansion")
+    print(f"\n{'attention of one layer, us':44}" + "".join(f"{w:>11}" for w in ways), flush=True)
+    rows: list[dict[str, Any]] = []
+    times: dict[tuple[str, str], dict[str, float]] = {}
+    complete = True
+    for workload in attention_bench.workloads(shapes, device):
+        if time.monotonic() > deadline:
+            print("out of time: the remaining shapes were not timed", flush=True)
+            complete = False
+            break
+        name = f"{workload.shape.name}, {workload.pool}"
+        checks.append(_checked(name, functools.partial(attention_bench.require_equal, workload)))
+        calls = {**workload.ways}
+        if workload.expansion is not None:
+            calls["expansion"] = workload.expansion
+        found = {way: measure(call, seconds=1.0) for way, call in calls.items()}
+        rows.append({"name": name, **{way: t._asdict() for way, t in found.items()}})
+        times[workload.shape.name, workload.pool] = {w: t.median for w, t in found.items()}
+        cells = (f"{found[way].median:11.1f}" if way in found else f"{'':11}" for way in ways)
+        print(f"{name:44}{''.join(cells)}", flush=True)
+    lines = attention_bench.decision(times)
+    print("\n" + "\n".join(lines), flush=True)
+    return {"checks": checks, "timings": rows, "decision": lines, "complete": complete}
+
+
+def attention_checks(device: str) -> list[dict[str, Any]]:
+    """Tiny shapes, each way against the definition."""
+    return [
+        _checked(
+            f"definition, {w.shape.name}, {w.pool}",
+            functools.partial(attention_bench.require_equal, w, definition=True),
+        )
+        for w in attention_bench.workloads(attention_bench.TINY, device)
+    ]
+
+
+def _checked(name: str, check: Callable[[], None]) -> dict[str, Any]:
+    """A check's result; a crash of one must not hide the others."""
+    try:
+        check()
+    except Exception as error:
+        print(f"FAILED  {name}: {error}", flush=True)
+        return {"name": name, "passed": False, "error": f"{error!r}"}
+    return {"name": name, "passed": True}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Checks and timings; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m vllm_tagma.lab.kernel_check.gpu_check")
     parser.add_argument("--out", type=Path, default=Path("build") / "gpu-check.json")
-    out = parser.parse_args(arguments).out
+    parser.add_argument("--dry-run", action="store_true", help="tiny, interpreted, no GPU")
+    options = parser.parse_args(arguments)
+    out = options.out
+    if options.dry_run:
+        return _written(out, {"device": "none", "attention": run_attention(math.inf, dry=True)})
     if not torch.cuda.is_available():
         print(
             f"gpu-check: torch {torch.__version__} sees no CUDA device on this machine. Nothing "
@@ -201,12 +259,20 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{report['device']}, torch {report['torch']}, Triton {report['triton']}", flush=True)
     report["checks"] = run_checks()
     report["timings"] = run_timings(began + SECONDS)
+    report["attention"] = run_attention(began + ALL_SECONDS, dry=False)
     report["seconds"] = round(time.monotonic() - began, 1)
+    return _written(out, report)
+
+
+def _written(out: Path, report: dict[str, Any]) -> int:
+    """Writes the report; the exit status that follows from it."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"\nwritten to {out} after {report['seconds']} s")
-    complete = all("launched" in row for row in report["timings"])
-    return 0 if complete and all(check["passed"] for check in report["checks"]) else FAILED
+    print(f"\nwritten to {out}")
+    checks = [*report.get("checks", []), *report["attention"]["checks"]]
+    complete = all("launched" in row for row in report.get("timings", []))
+    complete &= report["attention"]["complete"]
+    return 0 if complete and all(check["passed"] for check in checks) else FAILED
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ the kernel.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -54,6 +55,34 @@ def replayed(call: Callable[[], object], calls: int = INNER) -> Timing:
         for _ in range(calls):
             call()
     return _sampled(graph.replay, calls)
+
+
+def long_call(call: Callable[[], object], *, seconds: float) -> Timing:
+    """``call`` launched one by one, for kernels longer than a launch; takes about ``seconds``."""
+    call()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    once = time.perf_counter() - begin
+    inner = max(1, min(INNER, int(0.002 / once)))
+    samples = []
+    for _ in range(max(5, min(SAMPLES, int(seconds / (once * inner))))):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        for _ in range(inner):
+            call()
+        last.record()
+        last.synchronize()
+        samples.append(first.elapsed_time(last) * 1000 / inner)
+    return Timing.of(samples)
+
+
+def on_host(call: Callable[[], object], *, seconds: float) -> Timing:
+    """``call`` once, for a dry run without a device. ``seconds`` is not waited for."""
+    begin = time.perf_counter()
+    call()
+    return Timing.of([(time.perf_counter() - begin) * 1e6])
 
 
 def _sampled(several: Callable[[], object], calls: int) -> Timing:

@@ -82,9 +82,9 @@ class Times:
     calls_timed_every_steps: int = TIMED_EVERY
 
 
-def counters_of(replay: Replay, *, regions: int | None) -> Counters:
+def counters_of(replay: Replay, *, regions: int) -> Counters:
     """Counters of a replay that has run. ``regions``: stretches of memory that hold a block, the
-    same for all groups; None: keys and values of the group's layers. O(requests + steps + blocks of
+    same for all groups; 0: keys and values of the group's layers. O(requests + steps + blocks of
     the pool)."""
     probe = replay.probe
     own = np.asarray(probe.own)
@@ -96,7 +96,7 @@ def counters_of(replay: Replay, *, regions: int | None) -> Counters:
     groups = [
         GroupCounters(
             name=group_name(group),
-            regions=group_regions(group) if regions is None else regions,
+            regions=regions or group_regions(group),
             own_ranges=Spread.of(np.asarray(probe.group_own[index])),
             total_ranges=Spread.of(np.asarray(probe.group_total[index])),
         )

@@ -212,7 +212,7 @@ def replay(
             step_ms=step_ms,
             token_us=token_us,
             max_tokens=max_tokens.value,
-            regions=regions or (None if model else DEFAULT_REGIONS),
+            regions=regions or (0 if model else DEFAULT_REGIONS),
             model=str(model) if model else None,
             compaction=compaction.value if compaction else None,
             copy_budget=copy_budget,

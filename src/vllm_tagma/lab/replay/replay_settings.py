@@ -52,8 +52,8 @@ class Settings:
     token_us: float = 30.0
     max_tokens: MaxTokens = "open"
     """What vLLM is told of a request's output: nothing but the trace's own limit, or its length."""
-    regions: int | None = 64
-    """Stretches of memory that hold a block's KV; None: keys and values of its layers."""
+    regions: int = 64
+    """Stretches of memory that hold a block's KV; 0: keys and values of its group's layers."""
     model: str | None = None
     """Where the KV-cache groups come from; None: one group, full attention in 32 layers."""
     compaction: str | None = None

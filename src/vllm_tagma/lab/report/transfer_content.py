@@ -179,7 +179,7 @@ def _server_line(servers: Servers) -> str:
     least, most = servers.tokens
     return (
         f"{servers.prompts} prompts of {least:,} to {most:,} tokens a stage, pools of "
-        f"{servers.blocks:,} blocks."
+        f"{servers.blocks:,} blocks of {servers.block_size} tokens."
     )
 
 

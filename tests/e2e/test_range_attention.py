@@ -1,0 +1,79 @@
+"""Tokens of a model whose attention reads range tables equal those of vLLM's Triton attention.
+
+Through Model Runner V2 under Triton's interpreter, in one process (``attention_engine_run.py``):
+prompts in chunks, shared prefixes, preemption, aborts, and a second pass in which rows are
+relocated before each step, so that they have many ranges.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_models
+from config_case import HERE, Case, Reports, require_equal, settings_of
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
+
+_ENGINE = {"block_size": 16, "max_num_batched_tokens": 48, "max_num_seqs": 4}
+_WORKLOAD = {"prefix": 36, "long": 70, "output": 10, "pressure": 5}
+
+
+def cases(folder: Path) -> dict[str, Case]:
+    """Small, since each kernel is interpreted; the pool holds fewer requests than run."""
+    model = folder / "full"
+    model.mkdir()
+    return {
+        "full": Case(
+            model=tiny_models.full_llama(model),
+            engine={**_ENGINE, "num_gpu_blocks_override": 14, "max_model_len": 128},
+            workload=_WORKLOAD,
+            tagma={"v2_interpreter": True},
+        )
+    }
+
+
+@pytest.fixture(scope="module")
+def reports(
+    engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Reports]:
+    """What each backend saw, by case."""
+    folder = tmp_path_factory.mktemp("range_attention")
+    settings, out = folder / "settings.json", folder / "reports.json"
+    written = {
+        name: {backend: settings_of(case, backend) for backend in ("paged", "tagma")}
+        for name, case in cases(folder).items()
+    }
+    settings.write_text(json.dumps(written))
+    run = subprocess.run(
+        [sys.executable, str(HERE / "attention_engine_run.py"), str(settings), str(out)],
+        env={
+            **engine_environment,
+            "PYTHONPATH": str(HERE.parent / "triton_interpreter"),
+            "TRITON_INTERPRET": "1",
+            "VLLM_USE_V2_MODEL_RUNNER": "1",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert run.returncode == 0, f"an engine failed:\n{run.stdout[-6000:]}"
+    found: dict[str, Reports] = json.loads(out.read_text())
+    return found
+
+
+@pytest.mark.parametrize("case", ["full"])
+def test_tokens_equal_those_of_vllms_triton_attention(
+    reports: dict[str, Reports], case: str
+) -> None:
+    require_equal(reports[case])
+    paged, tagma = (reports[case][name] for name in ("paged", "tagma"))
+    assert (paged["attention"], tagma["attention"]) == (["TRITON_ATTN"], ["CUSTOM"])
+    assert paged["table"] > 0
+    assert tagma["table"] == 0, "no block table is expanded for attention that reads ranges"
+    assert tagma["ranges"] > 2, "rows of several ranges must be read"
