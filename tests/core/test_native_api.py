@@ -416,8 +416,16 @@ def test_a_long_lived_pool_does_not_grow() -> None:
 
 def test_the_module_has_its_types_and_no_benchmark() -> None:
     public = {name for name in dir(_native) if not name.startswith("__")}
-    types = {"BlockRanges", "CoordMap", "Pool", "RangeTable", "RegionMap"}
-    assert public == types | {"MAX_RANGES", "NULL_BLOCK", "PAD_SLOT_ID"}
+    types = {
+        "BlockMover",
+        "BlockRanges",
+        "CoordMap",
+        "MovePlanner",
+        "Pool",
+        "RangeTable",
+        "RegionMap",
+    }
+    assert public == types | {"MAX_RANGES", "MOVER_SCRATCH", "NULL_BLOCK", "PAD_SLOT_ID"}
 
 
 def test_types_live_in_their_module() -> None:

@@ -26,16 +26,16 @@ def build(**changes: Any) -> TagmaKVCacheManager:
     return TagmaKVCacheManager(**{**arguments, **changes})
 
 
-def two_groups() -> Any:
+def two_sizes() -> Any:
     config = cache_config(num_blocks=11, block_size=BLOCK_SIZE)
-    config.kv_cache_groups *= 2
+    config.kv_cache_groups += cache_config(num_blocks=11, block_size=2 * BLOCK_SIZE).kv_cache_groups
     return config
 
 
 @pytest.mark.parametrize(
     ("rule", "changes", "value"),
     [
-        ("cache-groups", {"kv_cache_config": two_groups()}, "is 2."),
+        ("cache-groups", {"kv_cache_config": two_sizes()}, "is 2, with blocks of [4, 8] tokens."),
         ("cache-groups", {"scheduler_block_size": 8}, "scheduler_block_size is 8, not 4."),
         (
             "prefix-match-unit",

@@ -223,7 +223,7 @@ def test_larger_than_the_largest_hole_is_admitted() -> None:
     manager, _ = _fragmented(101)
     request = ask("big", other_tokens(500, 50 * BLOCK))
     assert admit(manager, request)[0] is not None
-    assert manager.num_ranges("big") == 50
+    assert manager.num_ranges("big") == (50,)
     assert manager.usage == 1.0
 
 
@@ -443,7 +443,7 @@ def test_ranges_per_request_do_not_drift_upwards() -> None:
         if left and decode(manager, request, i) is not None:
             live[index] = (request, left - 1)
         else:
-            ranges.append(manager.num_ranges(request.request_id))
+            ranges += manager.num_ranges(request.request_id)
             manager.free(request)
             live.pop(index)
     quarter = len(ranges) // 4

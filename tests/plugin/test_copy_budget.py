@@ -60,13 +60,27 @@ def test_the_scheduler_counts_the_bytes_of_a_block_in_all_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tensors = [SimpleNamespace(size=100 * 2 * MIB)] * 3
-    cache = SimpleNamespace(num_blocks=100, kv_cache_tensors=tensors)
+    cache = SimpleNamespace(num_blocks=100, kv_cache_tensors=tensors, kv_cache_groups=["full"])
     monkeypatch.setattr(scheduler, "copy_rate", lambda: CPU)
     assert scheduler._budget(cache, TagmaConfig()).blocks == 200_000_000 // (6 * MIB) == 31
     assert scheduler._budget(cache, TagmaConfig(copy_bytes="60M")).blocks == 10
     monkeypatch.setattr(scheduler, "copy_rate", lambda: pytest.fail("nothing asks for it"))
     for options in ({"compaction": "off"}, {"copy_bytes": "60M"}):
         scheduler._budget(cache, TagmaConfig(**options))
+
+
+def test_groups_share_the_bytes_and_have_blocks_of_their_own() -> None:
+    tensors = [SimpleNamespace(size=100 * MIB)]
+    groups = ["full", "window", "window"]
+    cache = SimpleNamespace(num_blocks=100, kv_cache_tensors=tensors, kv_cache_groups=groups)
+    for options, blocks, each in (
+        ({"copy_bytes": "2G"}, 2048, 682),
+        ({"copy_bytes": "2G", "copy_budget": 9}, 27, 9),
+        ({"copy_bytes": "2M"}, 2, 1),
+        ({"copy_budget": 0}, 0, 0),
+    ):
+        assert scheduler._budget(cache, TagmaConfig(**options)).blocks == blocks
+        assert scheduler._for_each(blocks, len(groups)) == each
 
 
 def test_a_cpu_is_measured() -> None:

@@ -17,7 +17,7 @@ import torch
 import vllm.v1.core.kv_cache_manager as stock
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec,
+    ChunkedLocalAttentionSpec, FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec,
 )
 
 def manager(kind=FullAttentionSpec, **changes):
@@ -41,15 +41,15 @@ def test_schedulers_module_keeps_vllms_manager():
     assert module.KVCacheManager is not KVCacheManager
 
 def test_refused():
-    manager(SlidingWindowSpec, sliding_window=8)
+    manager(ChunkedLocalAttentionSpec, attention_chunk_size=8)
 
 def test_refused_where_an_error_is_expected():
     with pytest.raises(ValueError):
-        manager(SlidingWindowSpec, sliding_window=8)
+        manager(ChunkedLocalAttentionSpec, attention_chunk_size=8)
 
 def test_refused_with_other_words():
     with pytest.raises(ValueError, match="words of vLLM"):
-        manager(SlidingWindowSpec, sliding_window=8)
+        manager(ChunkedLocalAttentionSpec, attention_chunk_size=8)
 
 def test_peeks_at_a_manager():
     manager().cache_salt_of_blocks
@@ -68,7 +68,7 @@ def test_differs_by_a_result_that_is_none():
 
 def test_differs_after_a_refusal():
     with pytest.raises(ValueError):
-        manager(SlidingWindowSpec, sliding_window=8)
+        manager(ChunkedLocalAttentionSpec, attention_chunk_size=8)
     assert manager().usage == 1
 
 def test_differs_by_its_own_mistake():
@@ -114,7 +114,7 @@ CLASSES = {
     "skipped": "differs",
 }
 REASONS = {
-    "refused": "sliding-window and chunked local attention",
+    "refused": "chunked local attention without full attention",
     "refused_where_an_error_is_expected": "is refused where vLLM raises",
     "peeks_at_a_manager": "KVCacheManager.cache_salt_of_blocks",
     "peeks_at_a_pool": "BlockPool.free_block_queue",

@@ -19,6 +19,7 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
 from vllm_tagma._native import BlockRanges
+from vllm_tagma.integration.block_copies import BlockCopies
 from vllm_tagma.integration.block_table_v1 import TagmaBlockTable, adopt_block_table
 from vllm_tagma.integration.row_updates import with_row_updates
 from vllm_tagma.integration.worker_v1 import TagmaCPUModelRunner, _requests_of
@@ -56,6 +57,7 @@ def make_runner(
         max_num_blocks_per_req=[WIDTH] * groups,
     )
     runner.__dict__.update(
+        block_copies=BlockCopies(),
         requests={},
         input_batch=batch,
         num_prompt_logprobs={},

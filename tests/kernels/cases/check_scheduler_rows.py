@@ -26,6 +26,7 @@ from scheduler_steps import MAX_BLOCKS, ROWS, SchedulerSteps
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.states import RequestState
 
+from vllm_tagma.integration.block_copies import BlockCopies
 from vllm_tagma.integration.block_tables_v2 import TagmaBlockTables
 from vllm_tagma.integration.worker_v2 import TagmaV2CPUModelRunner
 from vllm_tagma.ranges import encode
@@ -55,6 +56,7 @@ class V2Worker:
         states = RequestState(2 * ROWS, 256, 256, 0, 256, place)
         self.runner.__dict__.update(
             req_states=states,
+            block_copies=BlockCopies(interpreted=True),
             block_tables=self.tables,
             model_state=NOTHING,
             lora_state=NOTHING,
