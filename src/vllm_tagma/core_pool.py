@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 # How many idle blocks, from the oldest, may be evicted before their turn where that makes a range
 # longer. With moves there is another way: one in a hundred blocks is enough, and more, up to a
-# quarter, saves moves as long as nobody hits the oldest. Without moves ranges depend on it.
+# quarter, saves moves as long as nobody hits the oldest. Without moves ranges depend on it. A pool
+# in which the least slack is not even a block has none, and evicts by age and demand alone.
 # Measured: docs/compaction.md.
 SLACK_WITH_MOVES: Final = 0.01
 MOST_SLACK_WITH_MOVES: Final = 0.25
@@ -36,15 +37,15 @@ def new_pool(
     kinds = tuple(groups)
     moves = config.compaction != "off" and config.copy_budget > 0
     share = SLACK_WITH_MOVES if moves else SLACK_WITHOUT_MOVES
-    most_share = MOST_SLACK_WITH_MOVES if moves else share
     single = config.alignment == 1
+    slack = int(share * num_blocks) if single else 0
     return Pool(
         num_blocks,
         alignment=config.alignment,
         record_evictions=record_evictions,
         compaction=config.compaction if single else "off",
         copy_budget=config.copy_budget * len(kinds),
-        slack=int(share * num_blocks) if single else 0,
-        most_slack=int(most_share * num_blocks) if single else 0,
+        slack=slack,
+        most_slack=int(MOST_SLACK_WITH_MOVES * num_blocks) if moves and slack else 0,
         groups=kinds,
     )

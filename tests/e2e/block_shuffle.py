@@ -87,7 +87,7 @@ class _Driver:
 class CoreRelocation(_Driver):
     """Relocates a random part of each running request where the pool can.
 
-    With too few holes for it a part takes the place of cached blocks, ahead of their turn; then a
+    Without a hole that holds it a part takes the place of cached blocks, ahead of their turn; then a
     request that was preempted finds less of its prefix when it comes back. ``spares_cached`` leaves
     such parts where they are, so that hits and preemptions have to be those of blocks at rest.
     """
@@ -108,8 +108,8 @@ class CoreRelocation(_Driver):
                         continue
                     first = self._random.randrange(nulls, len(ids))
                     last = self._random.randint(first + 1, len(ids))
-                    holes = sum(count for _, count in manager.pool.holes())
-                    if self.spares_cached and holes < last - first:
+                    longest = max((count for _, count in manager.pool.holes()), default=0)
+                    if self.spares_cached and longest < last - first:
                         continue
                     manager.pool.relocate(handle, first, last, group)
 

@@ -28,7 +28,7 @@ def cases(folder: Path) -> dict[str, Case]:
     model.mkdir()
     return {
         "full": Case(
-            model=tiny_models.draft_llama(model),
+            model=tiny_models.one_layer_llama(model),
             engine={**_ENGINE, "num_gpu_blocks_override": 11, "max_model_len": 128},
             workload=_WORKLOAD,
             tagma={"v2_interpreter": True},

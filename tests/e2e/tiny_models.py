@@ -30,6 +30,11 @@ def full_llama(folder: Path) -> Path:
     return _save(folder, _llama(layers=2))
 
 
+def one_layer_llama(folder: Path) -> Path:
+    """``full_llama`` with one layer."""
+    return _save(folder, _llama(layers=1))
+
+
 def spec_target(folder: Path) -> Path:
     """``full_llama`` whose second layer adds little and whose embeddings have a root mean square
     of 1, so that a norm leaves them as they are."""

@@ -12,6 +12,7 @@ from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.request import RequestStatus
 
 from vllm_tagma._native import BlockRanges
+from vllm_tagma.config import TagmaConfig
 from vllm_tagma.observers import Observers
 from vllm_tagma.row_update import RowUpdate
 from vllm_tagma.stand_ins import BlockId
@@ -245,3 +246,19 @@ def test_samples_of_a_trace_stay_with_their_blocks(mode: str) -> None:
             followed += trace.followed
             done += 1
     assert followed > 20 or mode.startswith("idle")
+
+
+@pytest.mark.parametrize(("num_blocks", "grows"), [(99, False), (400, True)])
+def test_slack_grows_in_a_pool_that_can_afford_it(num_blocks: int, grows: bool) -> None:
+    """Where a hundredth of the pool is not a block there is none: eviction is by age alone."""
+    manager = make_manager(
+        num_blocks=num_blocks, block_size=BLOCK, tagma_config=TagmaConfig(compaction="live")
+    )
+    for wave in range(10 * num_blocks // 20):
+        request = ask(f"{wave}", 20, seed=wave)
+        manager.new_step_starts()
+        assert admit(manager, request)[0] is not None
+        end_step(manager)
+        manager.free(request)
+    slack = manager.pool.stats()["slack_blocks"]
+    assert slack > num_blocks // 100 if grows else slack == 0
