@@ -87,9 +87,10 @@ class _Driver:
 class CoreRelocation(_Driver):
     """Relocates a random part of each running request where the pool can.
 
-    Without a hole that holds it a part takes the place of cached blocks, ahead of their turn; then a
-    request that was preempted finds less of its prefix when it comes back. ``spares_cached`` leaves
-    such parts where they are, so that hits and preemptions have to be those of blocks at rest.
+    Without a hole that holds it a part takes the place of cached blocks, ahead of their turn; then
+    a request that was preempted finds less of its prefix when it comes back. ``spares_cached``
+    leaves such parts where they are, so that hits and preemptions have to be those of blocks at
+    rest.
     """
 
     spares_cached = False
