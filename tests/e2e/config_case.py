@@ -142,8 +142,8 @@ def require_equal(
     subscriber hears it. ``caching``, ``preempts``: whether hits and preemptions
     are expected. ``hits_when_moving``: False where the pool, full of relocated rows, evicts blocks
     ahead of their turn, as live moves may; then tokens alone are compared in the second pass.
-    ``same_steps``: False where steps depend on the speed of something else. ``workers``: how many
-    have compared their slots.
+    ``same_steps``: False where the engine steps idly until something else is done, so that their
+    number says nothing. ``workers``: how many have compared their slots.
     """
     for backend, report in reports.items():
         log = report.get("log", "")[-6000:]
@@ -180,6 +180,6 @@ def require_equal(
         assert tagma["moves"]["rows"] > 20, tagma["moves"]
     assert len(tagma["slot_audits"]) == workers
     for audit in tagma["slot_audits"]:
-        assert audit["batches"] >= tagma["rest"]["steps"] // 2
+        assert audit["batches"] >= (tagma["rest"]["steps"] // 2 if same_steps else 10)
         assert audit["slots"] > 1_000
         assert audit["padded"] == 0
