@@ -70,3 +70,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Bit for bit, so that a NaN equals itself."""
     a, b = a.contiguous(), b.contiguous()
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def storage(cache: torch.Tensor) -> torch.Tensor:
+    """All bytes that ``cache`` is a view of, what lies between its own included."""
+    return torch.empty(0, dtype=torch.uint8).set_(cache.untyped_storage())

@@ -21,7 +21,7 @@ def check_seams(
 
     ``vllm_version`` and ``root`` (the folder of the ``vllm`` package) default to what is
     installed. An unknown or absent vLLM is the only entry of the list, not an exception, so that
-    ``tagma doctor`` can print it. Costs one parse of each touched source file per process.
+    ``tagma doctor`` can print it. Reads each touched source file once per process.
     """
     root = root or versions.vllm_root()
     if root is None:
