@@ -10,7 +10,6 @@ each step, so that they have several ranges.
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 from config_engine_run import Engine
-from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+from forked import in_a_fork
 from vllm.platforms.cpu import CpuPlatform
 
 ATTENTION = {"paged": "TRITON_ATTN", "tagma": "CUSTOM"}
@@ -55,6 +54,13 @@ class Watched(Engine):
             self.seen["ranges"] = max(self.seen["ranges"], *held)
 
 
+def run(backend: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """What a pass over the workload saw, in a process of its own."""
+    engine = Watched(backend, settings)
+    engine.moves.enabled = engine.tagma
+    return {**engine.run(), **engine.seen}
+
+
 def main(settings_path: str, out: str) -> None:
     cases = json.loads(Path(settings_path).read_text())
     take_what_is_asked_for()
@@ -63,13 +69,7 @@ def main(settings_path: str, out: str) -> None:
         for backend, attention in ATTENTION.items():
             settings = case[backend]
             settings["engine"]["attention_backend"] = attention
-            engine = Watched(backend, settings)
-            engine.moves.enabled = engine.tagma
-            reports[name][backend] = {**engine.run(), **engine.seen}
-            engine.engine.engine_core.shutdown()
-            del engine
-            gc.collect()
-            cleanup_dist_env_and_memory()
+            reports[name][backend] = in_a_fork(run, backend, settings)
     Path(out).write_text(json.dumps(reports, indent=1))
 
 

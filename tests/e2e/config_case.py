@@ -10,15 +10,13 @@ cases; ``require_equal`` says what serving a configuration means.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_process import run_script
 
-HERE = Path(__file__).parent
 Reports = dict[str, dict[str, Any]]
 
 _ENGINE: dict[str, Any] = {
@@ -82,14 +80,12 @@ def run_cases(
             if backend in case.backends
         }
         settings.write_text(json.dumps({"backend": backend, "cases": written}))
-        run = subprocess.run(
-            [sys.executable, str(HERE / "config_engine_run.py"), str(settings), str(out)],
-            env={"PYTHONHASHSEED": "0", **environment, **dict(added)},  # hashes begin at it
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        run = run_script(
+            "config_engine_run.py",
+            settings,
+            out,
+            environment={**environment, **dict(added)},
             timeout=60 + sum(case.timeout for case in cases.values()),
-            check=False,
         )
         assert run.returncode == 0, f"{backend} engines failed:\n{run.stdout[-6000:]}"
         for name, report in json.loads(out.read_text()).items():

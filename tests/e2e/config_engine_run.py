@@ -3,29 +3,26 @@
     python config_engine_run.py SETTINGS.json OUT.json
 
 ``config_case.py`` makes the settings and compares the reports of both backends. The engine core,
-and so scheduler and manager, live in this process; workers live in others where the executor puts
-them there. Engines follow each other, since importing vLLM takes longer than a tiny model. The
-workload runs from an empty prefix cache with blocks at rest, and on tagma once more with rows that
-are relocated before each step (``block_shuffle.py``).
+and so scheduler, manager and worker, live in the process. Each engine has a fork of this process,
+which has imported vLLM (``forked.py``). The workload runs from an empty prefix cache with blocks at
+rest, and on tagma once more with rows that are relocated before each step (``block_shuffle.py``).
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import random
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 from block_shuffle import BlockShuffle, CoreRelocation
+from forked import ForkFailure, in_a_fork
 from vllm import LLM, SamplingParams
 from vllm.distributed.kv_events import BlockStored
-from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -177,9 +174,9 @@ class Engine:
         return counts
 
 
-def run_case(backend: str, settings: dict[str, Any], make: type[Engine] = Engine) -> dict[str, Any]:
-    """The report of one engine, which has ended then."""
-    engine = make(backend, settings)
+def run_case(backend: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The report of one engine, which ends with the process."""
+    engine = Engine(backend, settings)
     passes = {"rest": engine.run()}
     if settings["moves"]:
         engine.moves.enabled = True
@@ -196,7 +193,6 @@ def run_case(backend: str, settings: dict[str, Any], make: type[Engine] = Engine
     }
     if engine.tagma:
         report["slot_audits"] = engine.llm.collective_rpc("slot_audit_counters")
-    engine.engine.engine_core.shutdown()
     return report
 
 
@@ -205,11 +201,9 @@ def main(settings_path: str, out: str) -> None:
     reports = {}
     for name, case in settings["cases"].items():
         try:
-            reports[name] = run_case(settings["backend"], case)
-        except Exception:
-            reports[name] = {"error": traceback.format_exc()}
-        gc.collect()
-        cleanup_dist_env_and_memory()
+            reports[name] = in_a_fork(run_case, settings["backend"], case)
+        except ForkFailure as failure:
+            reports[name] = {"error": str(failure)}
     Path(out).write_text(json.dumps(reports, indent=1))
 
 

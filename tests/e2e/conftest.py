@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_process import run_script
 
 from prerequisites import missing
 
@@ -31,6 +30,7 @@ def engine_environment() -> dict[str, str]:
     """One OpenMP thread: on two cores a spinning pair collapses as soon as anything else runs."""
     environment = dict(os.environ)
     environment.update(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    environment["PYTHONHASHSEED"] = "0"  # vLLM's chains of block hashes begin at it
     return environment
 
 
@@ -40,18 +40,11 @@ def reports(
 ) -> dict[str, dict[str, Any]]:
     """What each backend saw, by backend name; see engine_run.py."""
     folder = tmp_path_factory.mktemp("same_tokens")
-    script = Path(__file__).with_name("engine_run.py")
     out: dict[str, dict[str, Any]] = {}
     for backend in ("paged", "tagma"):
         result = folder / f"{backend}.json"
-        run = subprocess.run(
-            [sys.executable, str(script), backend, str(model), str(result)],
-            env=engine_environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=900,
-            check=False,
+        run = run_script(
+            "engine_run.py", backend, model, result, environment=engine_environment, timeout=900
         )
         assert run.returncode == 0, f"{backend} engine failed:\n{run.stdout[-6000:]}"
         out[backend] = json.loads(result.read_text())

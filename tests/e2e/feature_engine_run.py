@@ -11,7 +11,6 @@ such a run, so that one process serves all.
 from __future__ import annotations
 
 import copy
-import gc
 import json
 import os
 import random
@@ -30,10 +29,10 @@ os.environ["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = "0"  # whole hashes, as the 
 
 import torch
 from block_shuffle import BlockShuffle, CoreRelocation
+from forked import in_a_fork
 from safetensors.torch import load_file, save_file
 from vllm import LLM, PoolingParams, SamplingParams
 from vllm.config import KVEventsConfig
-from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import BeamSearchParams, RequestOutputKind
 
@@ -446,7 +445,7 @@ ENGINES: dict[str, Plan] = {
 
 
 def run(plan: Plan, backend: str, model: str) -> dict[str, Any]:
-    """Starts an engine, asks, and stops it."""
+    """Starts an engine and asks; it ends with the process."""
     engine = Engine(backend, str(plan.model(Path(model))), plan.engine)
     assert engine.scheduler.scheduler_config.async_scheduling == plan.asynchronous
     report: dict[str, Any] = {}
@@ -462,7 +461,6 @@ def run(plan: Plan, backend: str, model: str) -> dict[str, Any]:
     }
     if engine.tagma:
         report["slot_audits"] = engine.llm.collective_rpc("slot_audit_counters")
-    engine.core.engine_core.shutdown()
     return report
 
 
@@ -475,9 +473,7 @@ def main(model: str, out: str, *names: str) -> None:
         report[name] = {}
         for backend in plan.backends:
             began = time.monotonic()
-            report[name][backend] = run(plan, backend, model)
-            gc.collect()
-            cleanup_dist_env_and_memory()
+            report[name][backend] = in_a_fork(run, plan, backend, model)
             Path(out).write_text(json.dumps(report, indent=1))
             print(f"{name} on {backend}: {time.monotonic() - began:.1f} s", flush=True)
 

@@ -8,12 +8,10 @@ compared bit for bit.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_process import run_script
 
 from vllm_tagma.lab.bench.tiny_model import write_tiny_model
 
@@ -31,20 +29,14 @@ def reports(
     """What each engine saw; an engine that loads finds what the other backend saved."""
     folder = tmp_path_factory.mktemp("connectors")
     write_tiny_model(folder)
-    script = Path(__file__).with_name("connector_engine_run.py")
     found: dict[tuple[str, str], Report] = {}
     for backend, mode in RUNS:
         out = folder / f"{backend}-{mode}.json"
         saved_by_paged = (backend == "paged") == (mode == "save")
         store = folder / ("by-paged" if saved_by_paged else "by-tagma")
-        run = subprocess.run(
-            [sys.executable, str(script), backend, str(folder), str(out), mode, str(store)],
-            env=engine_environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-            check=False,
+        arguments = (backend, folder, out, mode, store)
+        run = run_script(
+            "connector_engine_run.py", *arguments, environment=engine_environment, timeout=300
         )
         assert run.returncode == 0, f"{backend} engine failed to {mode}:\n{run.stdout[-6000:]}"
         found[backend, mode] = json.loads(out.read_text())

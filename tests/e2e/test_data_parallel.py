@@ -7,12 +7,10 @@ prefix hits, which an engine finds in its own pool only.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_process import run_script
 from engines_run import BLOCK_SIZE, POOL_BLOCKS, SHARED_BLOCKS
 from seeded_model import write_seeded_model
 
@@ -25,16 +23,8 @@ Report = dict[str, Any]
 def report(engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Report:
     folder = tmp_path_factory.mktemp("engines")
     write_seeded_model(folder)
-    out, script = folder / "report.json", Path(__file__).with_name("engines_run.py")
-    run = subprocess.run(
-        [sys.executable, str(script), str(folder), str(out)],
-        env=engine_environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=800,
-        check=False,
-    )
+    out = folder / "report.json"
+    run = run_script("engines_run.py", folder, out, environment=engine_environment, timeout=800)
     assert run.returncode == 0, f"the engines failed:\n{run.stdout[-6000:]}"
     found: Report = json.loads(out.read_text())
     found["log"] = run.stdout

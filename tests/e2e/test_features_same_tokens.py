@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
+from engine_process import run_script
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -38,14 +38,8 @@ ASKED = {
 def run_features(
     model: Path, out: Path, environment: dict[str, str], names: list[str]
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(HERE / "feature_engine_run.py"), str(model), str(out), *names],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=800,
-        check=False,
+    return run_script(
+        "feature_engine_run.py", model, out, *names, environment=environment, timeout=800
     )
 
 

@@ -7,12 +7,11 @@ follows any move, those of shared and of unscheduled requests included.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_process import run_script
 
 from vllm_tagma.lab.bench.tiny_model import write_tiny_model
 
@@ -50,15 +49,9 @@ class Runs:
             model = self._folder
             write_tiny_model(model, max_position_embeddings=1024, torch_dtype="bfloat16")
         out = self._folder / f"{runner}_{mode}.json"
-        run = subprocess.run(
-            [sys.executable, str(HERE / "moves_engine_run.py"), str(model), str(out)]
-            + (["core"] if mode == "core" else []),
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=600,
-            check=False,
+        more = ["core"] if mode == "core" else []
+        run = run_script(
+            "moves_engine_run.py", model, out, *more, environment=environment, timeout=600
         )
         assert run.returncode == 0, f"{runner} engine failed:\n{run.stdout[-6000:]}"
         found: Report = json.loads(out.read_text())

@@ -8,15 +8,16 @@ step. One layer and few tokens, since each kernel is interpreted.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tiny_models
-from config_case import HERE, Case, Reports, settings_of
+from config_case import Case, Reports, settings_of
+from engine_process import run_script
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
+
+HERE = Path(__file__).parent
 
 _ENGINE = {"block_size": 16, "max_num_batched_tokens": 48, "max_num_seqs": 4}
 _WORKLOAD = {"prefix": 39, "long": 60, "output": 4, "pressure": 3, "stutter": False}
@@ -48,20 +49,13 @@ def reports(
         for name, case in cases(folder).items()
     }
     settings.write_text(json.dumps(written))
-    run = subprocess.run(
-        [sys.executable, str(HERE / "attention_engine_run.py"), str(settings), str(out)],
-        env={
-            **engine_environment,
-            "PYTHONPATH": str(HERE.parent / "triton_interpreter"),
-            "TRITON_INTERPRET": "1",
-            "VLLM_USE_V2_MODEL_RUNNER": "1",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=800,
-        check=False,
-    )
+    environment = {
+        **engine_environment,
+        "PYTHONPATH": str(HERE.parent / "triton_interpreter"),
+        "TRITON_INTERPRET": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+    }
+    run = run_script("attention_engine_run.py", settings, out, environment=environment, timeout=800)
     assert run.returncode == 0, f"an engine failed:\n{run.stdout[-6000:]}"
     found: dict[str, Reports] = json.loads(out.read_text())
     return found

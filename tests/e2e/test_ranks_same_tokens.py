@@ -8,12 +8,11 @@ the KV of each rank has to be equal bit for bit, wherever its blocks lie.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_process import run_script
 from seeded_model import write_seeded_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -36,15 +35,13 @@ class Runs:
 
     def _run(self, kind: str) -> Report:
         out = self._folder / f"{kind}.json"
-        script = Path(__file__).with_name("ranks_engine_run.py")
-        run = subprocess.run(
-            [sys.executable, str(script), kind, str(self._folder), str(out)],
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        run = run_script(
+            "ranks_engine_run.py",
+            kind,
+            self._folder,
+            out,
+            environment=self._environment,
             timeout=500,
-            check=False,
         )
         assert run.returncode == 0, f"{kind}: the engine failed:\n{run.stdout[-6000:]}"
         found: Report = json.loads(out.read_text())

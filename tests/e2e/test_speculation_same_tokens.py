@@ -101,9 +101,7 @@ def reports(
     cases = {"none": Case(model=models.target, backends=("paged",))}
     for method in selected(request, "method"):
         cases[method] = _case(method, models)
-    # vLLM cannot start an engine in a process that has imported numba, as n-grams do: they go last.
-    last = {name: cases.pop(name) for name in ("ngram",) if name in cases}
-    return run_cases(cases | last, folder, engine_environment)
+    return run_cases(cases, folder, engine_environment)
 
 
 @pytest.mark.parametrize("method", METHODS)

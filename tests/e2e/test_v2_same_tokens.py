@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_process import run_script
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1900)]
 
@@ -30,15 +30,7 @@ def run_engine(
         "PYTHONPATH": str(HERE.parent / "triton_interpreter"),
         "VLLM_USE_V2_MODEL_RUNNER": "1",
     }
-    return subprocess.run(
-        [sys.executable, str(HERE / "v2_engine_run.py"), backend, str(model), str(out)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    return run_script("v2_engine_run.py", backend, model, out, environment=environment, timeout=900)
 
 
 @pytest.fixture(scope="module")
