@@ -93,25 +93,30 @@ class FreeSpaces {
   void add_room(BlockRange range) { rooms_.add(range); }
   void take_room(BlockRange range) { rooms_.take(range); }
 
-  // A live block becomes idle, the newest; to be followed by add_room().
-  void push_idle(BlockId block) {
-    lru_.push(block);
-    if (idle_can_move_) warm_.insert(block);
+  // Live blocks become idle, the last of them first and the first the newest; to be followed by
+  // add_room(). O(blocks).
+  void push_idle(BlockRange range) {
+    lru_.push_backwards(range);
+    if (idle_can_move_) warm_.insert(range);
   }
 
-  // An idle block becomes live; to be followed by take_room().
-  void take_idle(BlockId block) {
-    if (lru_.is_cold(block)) {
-      open_.take({block, 1});
-      ++num_cold_taken_;
+  // Idle blocks become live; to be followed by take_room(). O(blocks).
+  void take_idle(BlockRange range) {
+    if (lru_.num_cold() > 0) {
+      for (const BlockRange& cold : lru_.cold().runs(range)) {
+        open_.take(cold);
+        num_cold_taken_ += cold.count;
+      }
     }
-    leave_lru(block);
+    lru_.remove(range);
+    if (idle_can_move_) warm_.erase(range);
   }
 
   // An idle block becomes (part of) a hole.
   void drop_idle(BlockId block) {
     const bool was_open = lru_.is_cold(block);
-    leave_lru(block);
+    lru_.remove(block);
+    if (idle_can_move_) warm_.erase(block);
     holes_.add({block, 1});
     if (!was_open) open_.add({block, 1});
   }
@@ -119,9 +124,15 @@ class FreeSpaces {
   // Makes as many of the oldest idle blocks cold as the slack allows. To be called when idle blocks
   // have left or come. O(blocks that become cold).
   void cool_down() {
-    for (BlockId b = lru_.cool(); b != kNullBlock; b = lru_.cool()) {
-      if (idle_can_move_) warm_.erase(b);
-      if (!reserved_.contains(b)) open_.add({b, 1});
+    for (BlockRange run = lru_.cool(); run.count > 0; run = lru_.cool()) {
+      if (idle_can_move_) warm_.erase(run);
+      if (reserved_.count == 0) {
+        open_.add(run);
+        continue;
+      }
+      for (BlockId b = run.end() - 1; b >= run.start; --b) {
+        if (!reserved_.contains(b)) open_.add({b, 1});
+      }
     }
   }
 
@@ -264,11 +275,6 @@ class FreeSpaces {
     if (!idle_can_move_ || found.range.count == 0) return found;
     const BlockRange room = rooms_.around(found.range.start);
     return {room.start, {found.range.start, room.count > 0 ? found.range.count : 0}};
-  }
-
-  void leave_lru(BlockId block) {
-    lru_.remove(block);
-    if (idle_can_move_) warm_.erase(block);
   }
 
   BlockBounds bounds_;

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -181,19 +182,17 @@ class KvAllocator {
     }
     for (const BlockRange& range : blocks.ranges()) {
       if (range.is_null()) continue;
-      BlockRange closed{range.start, 0};
-      for (BlockId b = range.start; b < range.end(); ++b) {
-        if (refs_[b]++ > 0) continue;
-        if (closed.end() == b) {
-          ++closed.count;
-        } else {
-          free_.take_room(closed);
-          closed = {b, 1};
+      for (BlockId b = range.start; b < range.end();) {
+        BlockRange idle{b, 0};
+        while (idle.end() < range.end() && refs_[idle.end()] == 0) ++idle.count;
+        if (idle.count > 0) {
+          free_.take_room(idle);
+          free_.take_idle(idle);
+          num_live_ += idle.count;
         }
-        free_.take_idle(b);
-        ++num_live_;
+        for (; b < idle.end(); ++b) refs_[b] = 1;
+        for (; b < range.end() && refs_[b] > 0; ++b) ++refs_[b];
       }
-      free_.take_room(closed);
     }
     free_.cool_down();
   }
@@ -372,33 +371,50 @@ class KvAllocator {
     free_.cool_down();
   }
 
-  // Downwards, so that the tail becomes the oldest.
+  // Downwards, so that the tail becomes the oldest, in runs of blocks that become the same.
   void drop_references(BlockRange range) {
-    BlockRange freed{range.end(), 0};   // into a hole
+    const bool all_last = is_private(range);
     BlockRange opened{range.end(), 0};  // into a room
-    for (BlockId b = range.end() - 1; b >= range.start; --b) {
-      const bool last = --refs_[b] == 0;
-      if (last) --num_live_;
-      if (last && !cached_[b]) {
-        freed = {b, freed.count + 1};
-      } else {
-        if (last) free_.push_idle(b);
-        add_hole(freed);
-        freed = {b, 0};
-      }
-      if (last) {
-        opened = {b, opened.count + 1};
-      } else {
+    for (BlockId end = range.end(); end > range.start;) {
+      const BlockRange run = run_before(end, range.start, all_last);
+      end = run.start;
+      if (refs_[run.start] > 1) {
+        for (BlockId b = run.start; b < run.end(); ++b) --refs_[b];
         free_.add_room(opened);
-        opened = {b, 0};
+        opened = {run.start, 0};
+        continue;
       }
+      std::fill_n(refs_.begin() + run.start, run.count, 0);
+      num_live_ -= run.count;
+      if (cached_[run.start]) {
+        free_.push_idle(run);
+      } else {
+        free_.add_hole(run);
+      }
+      opened = {run.start, opened.count + run.count};
     }
-    add_hole(freed);
     free_.add_room(opened);
   }
 
-  void add_hole(BlockRange range) {
-    if (range.count > 0) free_.add_hole(range);
+  // The longest run that ends before `end`, not below `first`, whose blocks all have one reference
+  // and are cached, or are not, or all have more. `all_last`: one each, known beforehand.
+  BlockRange run_before(BlockId end, BlockId first, bool all_last) const {
+    BlockId start = end - 1;
+    const uint8_t cached = cached_[start];
+    if (all_last) {
+      uint64_t eight = 0;
+      const uint64_t alike = cached != 0 ? ~uint64_t{0} / 0xff : 0;
+      for (; start - first >= 8; start -= 8) {
+        std::memcpy(&eight, &cached_[start - 8], sizeof(eight));
+        if (eight != alike) break;
+      }
+      while (start > first && cached_[start - 1] == cached) --start;
+    } else if (refs_[start] > 1) {
+      while (start > first && refs_[start - 1] > 1) --start;
+    } else {
+      while (start > first && refs_[start - 1] == 1 && cached_[start - 1] == cached) --start;
+    }
+    return {start, end - start};
   }
 
   void become_live(BlockRange range) {

@@ -35,9 +35,8 @@ class PrefixIndex {
         group_of_(has_groups_ ? static_cast<size_t>(num_blocks) : 0, 0),
         next_same_(static_cast<size_t>(num_blocks), kNullBlock),
         prev_same_(static_cast<size_t>(num_blocks), kNullBlock) {
-    size_t slots = 16;
-    while (slots < 2 * static_cast<size_t>(num_blocks)) slots *= 2;
-    slots_.assign(slots, kNullBlock);
+    // Half of them stay empty, whatever is published.
+    slots_.assign(2 * static_cast<size_t>(num_blocks), kNullBlock);
   }
 
   // Fixes the key length, once; all keys of a pool have the same. Throws UsageError otherwise.
@@ -265,10 +264,16 @@ class PrefixIndex {
     // One hash stands for the same prefix in every group: without the group all would collide.
     if (group != 0) word += static_cast<uint64_t>(group) * 0xD1B54A32D192ED03u;
     word = (word ^ seed_) * 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
-    return static_cast<size_t>(word >> 32) & (slots_.size() - 1);
+    // Lemire, Fast random integer generation in an interval, 2019: 32 bits as a share of the slots.
+    return static_cast<size_t>(((word >> 32) * slots_.size()) >> 32);
   }
 
-  size_t next(size_t slot) const { return (slot + 1) & (slots_.size() - 1); }
+  size_t next(size_t slot) const { return slot + 1 < slots_.size() ? slot + 1 : 0; }
+
+  // Steps from one slot to another.
+  size_t distance(size_t from, size_t to) const {
+    return to >= from ? to - from : to + slots_.size() - from;
+  }
 
   size_t slot_of(BlockId block) const {
     size_t slot = home(group(block), key(block));
@@ -281,7 +286,7 @@ class PrefixIndex {
     for (size_t at = next(gap); slots_[at] != kNullBlock; at = next(at)) {
       const size_t from = home(group(slots_[at]), key(slots_[at]));
       // Movable unless its home lies cyclically in (gap, at].
-      if (((at - from) & (slots_.size() - 1)) >= ((at - gap) & (slots_.size() - 1))) {
+      if (distance(from, at) >= distance(gap, at)) {
         slots_[gap] = slots_[at];
         gap = at;
       }

@@ -13,6 +13,7 @@
 namespace {
 
 using tagma::BlockId;
+using tagma::BlockRange;
 using tagma::InvariantError;
 using tagma::kNullBlock;
 using tagma::LruOrder;
@@ -28,9 +29,21 @@ class Pair {
     blocks.push_back(block);
     cool();
   }
+  void push_backwards(BlockRange range) {
+    order.push_backwards(range);
+    for (BlockId b = range.end() - 1; b >= range.start; --b) blocks.push_back(b);
+    cool();
+  }
   void remove(BlockId block) {
     order.remove(block);
     blocks.erase(std::find(blocks.begin(), blocks.end(), block));
+    cool();
+  }
+  void remove(BlockRange range) {
+    order.remove(range);
+    for (BlockId b = range.start; b < range.end(); ++b) {
+      blocks.erase(std::find(blocks.begin(), blocks.end(), b));
+    }
     cool();
   }
   void replace(BlockId from, BlockId to) {
@@ -53,6 +66,15 @@ class Pair {
     return std::find(blocks.begin(), blocks.end(), block) != blocks.end();
   }
 
+  // The blocks from `first` on that are in the order, or are not, at most `count`.
+  BlockRange run_from(BlockId first, int32_t count, bool held) const {
+    BlockRange range{first, 0};
+    while (range.count < count && range.end() < num_blocks_ && holds(range.end()) == held) {
+      ++range.count;
+    }
+    return range;
+  }
+
   void compare() const {
     order.check_invariants([this](BlockId b) { return holds(b); });
     CHECK(order.size() == static_cast<int32_t>(blocks.size()));
@@ -71,10 +93,14 @@ class Pair {
   std::deque<BlockId> blocks;
 
  private:
-  // Each block that is said to cool is the oldest warm one.
+  // Each block that is said to cool is the oldest warm one, the last of a run first.
   void cool() {
-    for (BlockId b = order.cool(); b != kNullBlock; b = order.cool()) {
-      CHECK(blocks[static_cast<size_t>(order.num_cold()) - 1] == b);
+    int32_t cold = order.num_cold();
+    for (BlockRange run = order.cool(); run.count > 0; run = order.cool()) {
+      for (BlockId b = run.end() - 1; b >= run.start; --b) {
+        CHECK(blocks[static_cast<size_t>(cold++)] == b);
+      }
+      CHECK(order.num_cold() == cold);
     }
   }
 
@@ -144,6 +170,8 @@ void random_runs_agree() {
       const BlockId other = any();
       const bool filling = step / 500 % 2 == 0;
       if (step % 7 == 0) pair.set_slack(static_cast<int32_t>(random() % 30));
+      if (step % 11 == 0) pair.push_backwards(pair.run_from(any(), 1 + any() % 12, false));
+      if (step % 13 == 0) pair.remove(pair.run_from(any(), 1 + any() % 20, true));
       if (!pair.holds(block)) {
         if (filling || random() % 4 == 0) pair.push(block);
       } else if (!pair.holds(other) && random() % 2 == 0) {
@@ -169,7 +197,7 @@ void the_checker_sees_what_is_wrong() {
   pair.order.remove(3);  // and nobody cools the next
   pair.blocks.pop_front();
   CHECK_THROWS(pair.order.check_invariants(all), InvariantError);
-  CHECK(pair.order.cool() == 7);
+  CHECK((pair.order.cool() == BlockRange{7, 1}));
   pair.order.check_invariants(all);
 }
 
