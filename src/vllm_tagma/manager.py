@@ -5,13 +5,15 @@ retry; ``allocate_slots`` for each request it schedules; ``free`` when one ends 
 Each is at most one native call, and nothing per block is created but the id lists that vLLM wants.
 
 The class does not derive from vLLM's: a method that vLLM adds later would be inherited and act on
-state that is not there. Instead, unknown constructor arguments and unknown attributes are refused.
+state that is not there. Unknown constructor arguments are refused, and unknown attributes are an
+``AttributeError``; no ``__getattr__`` words it better, since with one each attribute that is there
+costs more to read, several in every call of a decode step.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+    from vllm_tagma._native import BlockRanges
 
 
 # Under vLLM's logger: its handlers and level apply, a logger of our own would stay silent.
@@ -219,13 +223,13 @@ class TagmaKVCacheManager(TransferContract):
         what only encoder-decoder models use. O(1) while the tokens fit the last block. No blocks
         are zeroed, so ``skip_zeroing_group_ids`` does not matter.
         """
+        # A decode step calls this once a request: it is short, since a frame costs what it has in
+        # variables, used or not.
         row = self._rows.get(request.request_id)
         if (
             row is not None
-            and request.num_computed_tokens + num_new_tokens + num_lookahead_tokens
-            <= row.quiet_tokens
-            and num_new_tokens
             and request.status is _RUNNING
+            and num_new_tokens
             and not (
                 num_new_computed_tokens
                 or new_computed_blocks
@@ -236,19 +240,88 @@ class TagmaKVCacheManager(TransferContract):
                 or num_encoder_tokens
             )
         ):
-            return self.empty_kv_cache_blocks  # decode inside the last block: nothing to do
+            computed = request.num_computed_tokens
+            if num_new_tokens == 1 and not num_lookahead_tokens:
+                quiet = computed < row.quiet_tokens
+            else:
+                quiet = computed + num_new_tokens + num_lookahead_tokens <= row.quiet_tokens
+            if quiet:
+                return self.empty_kv_cache_blocks  # inside the last block: nothing to do
+            if self._group_rows is None:
+                return self._run_on(request, row, computed, num_new_tokens, num_lookahead_tokens)
+        return self._allocate(
+            request,
+            row,
+            num_new_tokens,
+            num_new_computed_tokens + num_external_computed_tokens,
+            (new_computed_blocks or self.empty_kv_cache_blocks).blocks,
+            num_lookahead_tokens,
+            delay_cache_blocks,
+            num_encoder_tokens,
+            full_sequence_must_fit,
+            reserved_blocks,
+            has_scheduled_reqs,
+        )
 
-        if num_external_computed_tokens or num_encoder_tokens:
-            if num_encoder_tokens:
-                given = f"{num_encoder_tokens=}"
-                support.refuse("encoder-decoder", given, option="what allocate_slots was given")
-            num_new_computed_tokens += num_external_computed_tokens  # the hit's blocks are in `hit`
+    def _run_on(
+        self, request: Request, row: RequestRow, computed: int, new: int, lookahead: int
+    ) -> TagmaKVCacheBlocks | None:
+        """:meth:`allocate_slots` for a running request in the one group, twice a block: publishes
+        the block that ``new`` tokens fill, or gives the row its next one."""
+        block_size, max_tokens = self.block_size, self.max_model_len
+        written = (computed if computed < max_tokens else max_tokens) + new
+        wanted = written + lookahead
+        needed = -(-(wanted if wanted < max_tokens else max_tokens) // block_size)
+        hashes = request.block_hashes
+        publish = 0
+        if self.enable_caching:
+            num_tokens = request.num_tokens
+            publish = (written if written < num_tokens else num_tokens) // block_size
+            publish = min(publish, needed, len(hashes))
+        blocks = self.empty_kv_cache_blocks
+        if needed > row.held_blocks:
+            ever = request.num_prompt_tokens + request.max_tokens + lookahead
+            limit = -(-(ever if ever < max_tokens else max_tokens) // block_size)
+            added = self.pool.grow(row.handle, 0, 0, needed, 0, 0, limit, 0, publish, hashes)
+            if added is None:
+                self._observers.blocks_left()  # the range cap may have cost some
+                return None
+            row.held_blocks = needed
+            blocks = TagmaKVCacheBlocks(added)
+        elif publish > row.published_blocks:
+            self.pool.publish(row.handle, publish, hashes)
+        if self._observers.watching:
+            self._observers.allocated((), blocks.blocks)
+            self._observers.stored(request, row.published_blocks, publish)
+        if publish > row.published_blocks:
+            row.published_blocks = publish
+        row.settle(block_size, self.enable_caching)
+        return blocks
+
+    def _allocate(
+        self,
+        request: Request,
+        row: RequestRow | None,
+        num_new_tokens: int,
+        num_new_computed_tokens: int,
+        hits: tuple[BlockRanges, ...],
+        num_lookahead_tokens: int,
+        delay_cache_blocks: bool,
+        num_encoder_tokens: int,
+        full_sequence_must_fit: bool,
+        reserved_blocks: int,
+        has_scheduled_reqs: bool,
+    ) -> TagmaKVCacheBlocks | None:
+        """:meth:`allocate_slots` for everything else. Tokens that a connector brings count as
+        computed ones; ``hits``, one for each group, hold their blocks."""
+        if num_encoder_tokens:
+            given = f"{num_encoder_tokens=}"
+            support.refuse("encoder-decoder", given, option="what allocate_slots was given")
         if num_new_tokens == 0 and num_new_computed_tokens == 0:
             raise ValueError(
                 "num_new_tokens must be greater than 0 when there are no computed tokens to adopt"
             )
 
-        # Conditional expressions, not min(): this runs twice a block of every running request.
         block_size, max_tokens = self.block_size, self.max_model_len
         total = request.num_computed_tokens + num_new_computed_tokens
         total = total if total < max_tokens else max_tokens
@@ -266,7 +339,6 @@ class TagmaKVCacheManager(TransferContract):
         watermark = 0
         if has_scheduled_reqs and request.status in _ADMISSION:
             watermark = self.watermark_blocks
-        hits = (new_computed_blocks or self.empty_kv_cache_blocks).blocks
         hit = hits[0]  # all groups' are equally long
         gate = prompt if full_sequence_must_fit else 0
         hashes = request.block_hashes
@@ -456,9 +528,3 @@ class TagmaKVCacheManager(TransferContract):
             raise InvariantError(
                 f"law M3 (manager): {stats['pins']} pins are held for {self._num_pins()} transfers"
             )
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"vLLM asked for KVCacheManager.{name}, which the tagma backend does not serve; "
-            "use --kv-cache-backend paged, or see docs/support.md for what is planned"
-        )

@@ -55,7 +55,7 @@ def test_a_scheduler_call_is_at_most_one_native_call() -> None:
     second.num_computed_tokens = second.num_tokens
     per_token = [native_calls(lambda: decode(manager, second, 7)) for _ in range(2 * BLOCK)]
     # A token that opens a block takes one; one that fills it publishes it; the rest ask nothing.
-    assert per_token == [["grow"], [], [], ["grow"]] * 2
+    assert per_token == [["grow"], [], [], ["publish"]] * 2
     assert native_calls(lambda: manager.get_blocks("second")) == ["row_blocks"]
     assert native_calls(lambda: manager.free(second)) == ["free"]
     assert native_calls(lambda: manager.free(second)) == []
