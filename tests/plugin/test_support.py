@@ -19,6 +19,7 @@ from vllm_tagma import support
 from vllm_tagma.errors import UnsupportedError
 from vllm_tagma.integration.engine_args import finalise
 from vllm_tagma.support.config_probes import attribute
+from vllm_tagma.support.support_document import main as write_document
 
 if TYPE_CHECKING:
     from conftest import ConfigFactory
@@ -395,3 +396,19 @@ def test_the_document_is_current() -> None:
     assert path.read_text() == support.render_markdown(), (
         "docs/support.md differs from the table; run `python -m vllm_tagma.support`"
     )
+
+
+def test_the_document_is_written_where_asked_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An argument that is no path was once taken for one."""
+    monkeypatch.chdir(tmp_path)
+    for wrong in (["--no-such-flag"], ["one.md", "two.md"]):
+        with pytest.raises(SystemExit) as ended:
+            write_document(wrong)
+        assert ended.value.code == 2
+    with pytest.raises(SystemExit, match="docs is not a folder"):
+        write_document([])
+    assert list(tmp_path.iterdir()) == []
+    write_document(["matrix.md"])
+    assert (tmp_path / "matrix.md").read_text() == support.render_markdown()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -72,9 +74,16 @@ def render_markdown() -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Write ``docs/support.md`` below the working directory, or to the path given."""
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCUMENT
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write ``docs/support.md`` below the working directory, or to the path given.
+
+    Ends the process with status 2 for other arguments, with 1 if the folder is not there.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m vllm_tagma.support", description="Writes the support matrix as Markdown."
+    )
+    parser.add_argument("path", nargs="?", type=Path, default=DOCUMENT, help=f"default: {DOCUMENT}")
+    target = parser.parse_args(arguments).path
     if not target.parent.is_dir():
         sys.exit(f"{target.parent} is not a folder; run from the repository root or give a path.")
     target.write_text(render_markdown(), encoding="utf-8")
