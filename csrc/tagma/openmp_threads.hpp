@@ -8,14 +8,17 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <exception>
 #include <thread>
 #include <vector>
 
 namespace tagma {
 
-// Calls body(item) for each of `items`, on at most `threads` threads. `body` must not throw.
+// Calls body(item) for each of `items`, on at most `threads` threads, fewer where no more can be
+// started. `body` must not throw.
 template <typename Body>
 void for_each_item(size_t items, int threads, const Body& body) {
   struct Work {
@@ -29,17 +32,23 @@ void for_each_item(size_t items, int threads, const Body& body) {
     }
   } work{body, items};
 
-  if (static_cast<size_t>(threads) > items) threads = static_cast<int>(items);
-  if (threads <= 1) return Work::run(&work);
+  if (threads <= 1 || items <= 1) return Work::run(&work);
   // GNU's entry point, which LLVM's and Intel's runtimes have as well.
   using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
   static const Parallel parallel = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
   if (parallel != nullptr) {
+    // The whole team, even where items are fewer: libgomp ends the threads that a smaller team
+    // leaves over, and torch would have to start them anew in its next operation.
     parallel(Work::run, &work, static_cast<unsigned>(threads), 0);
     return;
   }
   std::vector<std::thread> others;
-  for (int i = 1; i < threads; ++i) others.emplace_back(Work::run, &work);
+  try {
+    const size_t wanted = std::min(items, static_cast<size_t>(threads)) - 1;
+    while (others.size() < wanted) others.emplace_back(Work::run, &work);
+  } catch (const std::exception&) {
+    // No more threads or memory to be had: those that run do the work.
+  }
   Work::run(&work);
   for (std::thread& other : others) other.join();
 }

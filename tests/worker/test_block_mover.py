@@ -6,8 +6,11 @@ every list of copies over a small pool: ``csrc/tests/move_plan_test.cpp``.
 
 from __future__ import annotations
 
+import os
 import resource
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +97,23 @@ def test_large_copies_on_threads_while_python_runs() -> None:
     assert ran.wait(10)
     for cache, expected in zip(caches, wanted, strict=True):
         assert torch.equal(cache[[to for _, to in copies]], expected)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no list of threads")
+def test_a_small_move_leaves_torchs_threads_running() -> None:
+    """A smaller team than torch's ends the threads that it leaves over."""
+    caches = [torch.zeros((400, 64), dtype=torch.uint8) for _ in range(2)]
+    mover = BlockMover(400, cache_regions(caches, 400))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        torch.zeros(1 << 22).add_(1)
+        before = set(os.listdir("/proc/self/task"))
+        mover.move([(3, 7)], 4)
+        time.sleep(0.2)  # threads that end take a moment
+        assert before <= set(os.listdir("/proc/self/task"))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_no_temporary_that_grows_with_the_copies() -> None:
