@@ -22,9 +22,9 @@ from vllm_tagma import support
 from vllm_tagma.blocks import NO_RANGES, TagmaKVCacheBlocks
 from vllm_tagma.config import TagmaConfig
 from vllm_tagma.core_pool import new_pool
-from vllm_tagma.errors import InvariantError
 from vllm_tagma.events import EventLog
 from vllm_tagma.group_rows import Demand, GroupRows
+from vllm_tagma.manager_laws import require_manager_laws
 from vllm_tagma.observers import Observers
 from vllm_tagma.request_row import RequestRow
 from vllm_tagma.served_arguments import require_served
@@ -343,12 +343,11 @@ class TagmaKVCacheManager(TransferContract):
         gate = prompt if full_sequence_must_fit else 0
         hashes = request.block_hashes
         group_rows = self._group_rows
-        if group_rows is not None:
-            demand = Demand(watermark, reserved_blocks, needed, gate, prompt, limit)
+        demand = Demand(watermark, reserved_blocks, needed, gate, prompt, limit)
         if row is None:
             if group_rows is None:
                 admitted = self.pool.admit(
-                    watermark, reserved_blocks, hit, needed, gate, prompt, limit, 0, publish, hashes
+                    watermark, reserved_blocks, hit, *demand[2:], 0, publish, hashes
                 )
             else:
                 admitted = group_rows.admit(demand, hits, total, hashes)
@@ -368,18 +367,7 @@ class TagmaKVCacheManager(TransferContract):
                     f"cannot adopt a prefix hit of {len(hit)}"
                 )
             if group_rows is None:
-                grown = self.pool.grow(
-                    row.handle,
-                    watermark,
-                    reserved_blocks,
-                    needed,
-                    gate,
-                    prompt,
-                    limit,
-                    0,
-                    publish,
-                    hashes,
-                )
+                grown = self.pool.grow(row.handle, *demand, 0, publish, hashes)
             else:
                 processed = max(0, total - request.num_in_flight_tokens)
                 grown = group_rows.grow(row.handle, demand, processed, hashes)
@@ -502,29 +490,6 @@ class TagmaKVCacheManager(TransferContract):
 
     def check_invariants(self) -> None:
         """Checks the laws of ``docs/invariants.md``; raises :class:`InvariantError`. O(blocks)."""
-        try:
-            self.pool.check_invariants()
-        except RuntimeError as error:
-            raise InvariantError(str(error)) from error
-        for request_id, row in self._rows.items():
-            lengths = {len(blocks) for blocks in self._row_blocks(request_id)}
-            held = max(lengths) if len(lengths) == 1 else sorted(lengths)
-            published = min(
-                self.pool.num_published(row.handle, group)
-                for group in range(self.num_kv_cache_groups)
-            )
-            if (held, published) != (row.held_blocks, row.published_blocks):
-                raise InvariantError(
-                    f"law M1 (manager): request {request_id} holds {held} blocks, {published} "
-                    f"published, and is remembered with {row.held_blocks} and "
-                    f"{row.published_blocks}"
-                )
-        stats = self.pool.stats()
-        if stats["rows"] != len(self._rows):
-            raise InvariantError(
-                f"law M2 (manager): {stats['rows']} rows are open for {len(self._rows)} requests"
-            )
-        if stats["pins"] != self._num_pins():
-            raise InvariantError(
-                f"law M3 (manager): {stats['pins']} pins are held for {self._num_pins()} transfers"
-            )
+        require_manager_laws(
+            self.pool, self._rows, self._row_blocks, self.num_kv_cache_groups, self._num_pins()
+        )

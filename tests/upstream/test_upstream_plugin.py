@@ -116,7 +116,7 @@ CLASSES = {
 REASONS = {
     "refused": "chunked local attention without full attention",
     "refused_where_an_error_is_expected": "is refused where vLLM raises",
-    "peeks_at_a_manager": "KVCacheManager.cache_salt_of_blocks",
+    "peeks_at_a_manager": "TagmaKVCacheManager.cache_salt_of_blocks",
     "peeks_at_a_pool": "BlockPool.free_block_queue",
     "peeks_at_blocks": "BlockRanges.__iter__",
     "differs": "AssertionError: assert 0.0 == 1",
